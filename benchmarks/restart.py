@@ -1,0 +1,63 @@
+"""How soon the daemon is ready, with an empty arena and with a large artifact left by one that was killed."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.context import Context, Stopwatch, wait_quiet
+from benchmarks.report import Row, at_most, faster, limit
+from examples.daemon import Daemon
+
+import warmshelf
+from warmshelf.types import ArtifactState
+
+EMPTY_SECONDS_AIM = 1.0
+ADOPTED_SECONDS_AIM = 2.0
+CHECK_BYTES_PER_SECOND_AIM = 5 * (1 << 30)
+ARTIFACT_ID = "bench/large"
+
+
+def run(context: Context) -> list[Row]:
+    """Start and stop, then load the large artifact, kill and start again."""
+    watch = Stopwatch()
+    size_bytes = context.sizes.large_bytes
+    with context.daemon(size_bytes) as daemon:
+        for _ in context.rounds():
+            daemon.stop()
+            watch.add("empty", daemon.start())
+        _load(context, daemon)
+        for _ in context.rounds():
+            daemon.kill()
+            _start_and_acquire(daemon, watch)
+    large = f"{size_bytes / 1e6:,.0f} MB"
+    aim = limit("aim", size_bytes / CHECK_BYTES_PER_SECOND_AIM)
+    return [
+        at_most("start to ready, empty arena", watch.side("empty"), limit("aim", EMPTY_SECONDS_AIM), 1),
+        at_most(f"killed: start to READY, {large}", watch.side("adopted"), limit("aim", ADOPTED_SECONDS_AIM), 1),
+        faster(f"killed: first acquire, {large} checked", watch.side("checked"), aim, 1, "aim: 5 GiB/s"),
+    ]
+
+
+def _load(context: Context, daemon: Daemon) -> None:
+    with (
+        warmshelf.connect(daemon.address) as shelf,
+        context.safetensors("large", context.sizes.large_bytes) as file,
+    ):
+        shelf.register(ARTIFACT_ID, file)
+        for _ in shelf.load(ARTIFACT_ID):
+            pass
+        wait_quiet(daemon.pid)  # its digest is known and kept
+
+
+def _start_and_acquire(daemon: Daemon, watch: Stopwatch) -> None:
+    began = time.perf_counter()
+    daemon.start()
+    with warmshelf.connect(daemon.address) as shelf:
+        state = shelf.get(ARTIFACT_ID).state
+        watch.add("adopted", time.perf_counter() - began)
+        if state is not ArtifactState.READY:
+            raise RuntimeError(f"{ARTIFACT_ID} is {state.value} after the restart")
+        # Checking began in the background at the start, so the time runs from there.
+        shelf.acquire(ARTIFACT_ID).release()
+        watch.add("checked", time.perf_counter() - began)
+    wait_quiet(daemon.pid)

@@ -1,0 +1,94 @@
+"""Runs the benchmarks: both sides of every ratio in one run, medians of at least five.
+
+    make bench      or: python -m benchmarks.run [--rows mapped,cold,...] [--quick] [--out DIR]
+
+Prints a table and keeps every sample in DIR. Takes a quarter of an hour, 24 GB of memory and 20 GB of
+disk; as root it also measures huge pages, on a file system that it mounts for the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks import cold, health, loading_memory, mapped, restart, stream
+from benchmarks.context import FULL, QUICK, Context
+from benchmarks.report import Row, table, write
+from rich.console import Console
+
+ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
+    "mapped": mapped.run,
+    "cold": cold.run,
+    "stream": stream.run,
+    "memory": loading_memory.run,
+    "restart": restart.run,
+    "health": health.run,
+}
+
+PEERS = ("grpcio", "safetensors", "tensorizer", "torch")
+
+
+def main() -> int:
+    """Run what was asked for."""
+    arguments = _arguments()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    command = "python -m benchmarks.run " + shlex.join(sys.argv[1:])
+    machine = _machine()
+    console = Console(highlight=False)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="run-", dir=arguments.out) as folder:
+        context = Context(QUICK if arguments.quick else FULL, Path(folder).resolve())
+        for name in arguments.rows:
+            console.print(f"[bold]{name}[/bold] ...")
+            found = ROWS[name](context)
+            write(arguments.out / f"{name}.json", found, machine, command)
+            rows += found
+    console.print(table(rows))
+    console.print(f"{command}\n{', '.join(f'{key} {value}' for key, value in machine.items())}", style="dim")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.run", description="Measures warmshelf beside its peers.")
+    parser.add_argument("--rows", type=_names, default=list(ROWS), help=f"some of {','.join(ROWS)}")
+    parser.add_argument("--quick", action="store_true", help="tiny artifacts: tries the code, tells nothing of speed")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="where files and samples go")
+    return parser.parse_args()
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in ROWS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    return names
+
+
+def _machine() -> dict[str, object]:
+    """Say what was measured on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PEERS},
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""warmshelf: model weights and LoRA adapters from host memory, at once.
+
+``connect`` returns a ``Shelf``; ``Shelf.acquire`` returns a ``Lease``, from which
+``warmshelf.torch.tensors`` and ``warmshelf.numpy.arrays`` make tensors and arrays. Those
+two modules, and what they need, are imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from warmshelf import errors
+from warmshelf.client import Shelf, connect
+from warmshelf.errors import WarmshelfError
+from warmshelf.layout import Layout, SegmentSpec, TensorSpec
+from warmshelf.lease import Lease
+from warmshelf.types import (
+    AdapterInspection,
+    Artifact,
+    ArtifactKind,
+    ArtifactSpec,
+    ArtifactState,
+    BaseCheck,
+    Capabilities,
+    Failure,
+    Inspection,
+    LeaseInfo,
+    LoadPhase,
+    Progress,
+    Source,
+)
+
+__all__ = [
+    "AdapterInspection",
+    "Artifact",
+    "ArtifactKind",
+    "ArtifactSpec",
+    "ArtifactState",
+    "BaseCheck",
+    "Capabilities",
+    "Failure",
+    "Inspection",
+    "Layout",
+    "Lease",
+    "LeaseInfo",
+    "LoadPhase",
+    "Progress",
+    "SegmentSpec",
+    "Shelf",
+    "Source",
+    "TensorSpec",
+    "WarmshelfError",
+    "connect",
+    "errors",
+]
+
+_AT_FIRST_USE = ("numpy", "torch")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _AT_FIRST_USE:
+        return importlib.import_module(f"warmshelf.{name}")
+    raise AttributeError(f"module 'warmshelf' has no attribute {name!r}")

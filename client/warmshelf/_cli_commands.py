@@ -1,0 +1,212 @@
+"""The subcommands: each reads its arguments, makes one call and prints the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Optional
+
+import typer
+
+from warmshelf import _cli_render as render
+from warmshelf._wire import artifact_to_proto, lease_to_proto
+from warmshelf.client import Shelf, connect
+from warmshelf.errors import DaemonUnreachable, InvalidRequest, WarmshelfError
+from warmshelf.types import Artifact
+from warmshelf.v1 import catalog_pb2, lease_pb2
+
+REFUSED_STATUS = 1
+UNREACHABLE_STATUS = 3
+
+app = typer.Typer(
+    help="Ask a warmshelf daemon for what it keeps.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Address = Annotated[
+    Optional[str],  # noqa: UP045 - typer reads it at run time
+    typer.Option(metavar="ADDRESS", help="unix:///PATH or HOST:PORT; WARMSHELF_ADDRESS by default."),
+]
+Output = Annotated[
+    Optional[render.Output],  # noqa: UP045 - typer reads it at run time
+    typer.Option(help="For people, or for programs with the names of the protocol."),
+]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The artifact's ID.")]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    address: str | None = None
+    output: render.Output | None = None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"warmshelf {importlib.metadata.version('warmshelf')}")
+        except importlib.metadata.PackageNotFoundError:
+            typer.echo("warmshelf, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _settings_of_all(
+    context: typer.Context,
+    address: Address = None,
+    output: Output = None,
+    version: Annotated[  # noqa: ARG001 - its callback does it
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    context.obj = _Settings(address, output)
+
+
+def _output(context: typer.Context, output: render.Output | None) -> render.Output:
+    return output or context.obj.output or render.Output.TABLE
+
+
+@contextlib.contextmanager
+def _daemon(context: typer.Context, address: str | None) -> Iterator[Shelf]:
+    try:
+        shelf = connect(address or context.obj.address)
+    except InvalidRequest as error:
+        raise typer.BadParameter(error.message, param_hint="--address") from error
+    try:
+        with shelf:
+            yield shelf
+    except WarmshelfError as error:
+        render.error(error)
+        raise typer.Exit(_status(error)) from None
+
+
+def _status(error: WarmshelfError) -> int:
+    return UNREACHABLE_STATUS if isinstance(error, DaemonUnreachable) else REFUSED_STATUS
+
+
+@app.command()
+def register(
+    context: typer.Context,
+    artifact_id: Id,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A URI, or a path on the daemon's host.")],
+    base: Annotated[str, typer.Option(metavar="BASE_ID", help="The base of an adapter.")] = "",
+    digest: Annotated[str, typer.Option(help="Refuse content with another digest.")] = "",
+    revision: Annotated[str, typer.Option(help="The source's own version.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what the ID means now.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Accept other bytes at the source later.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Never evict it to make room.")] = False,
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Make an artifact known; nothing is loaded."""
+    if replace and follow:
+        raise typer.BadParameter("--replace and --follow exclude each other")
+    with _daemon(context, address) as shelf:
+        artifact = shelf.register(
+            artifact_id, source, base=base, digest=digest, revision=revision, replace=replace, follow=follow, keep=keep
+        )
+        _print_artifact(artifact, _output(context, output))
+
+
+@app.command()
+def load(
+    context: typer.Context,
+    artifact_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The artifacts' IDs.")],
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Make artifacts resident, one after the other."""
+    loaded: list[Artifact] = []
+    status = 0
+    with _daemon(context, address) as shelf:
+        for artifact_id in artifact_ids:
+            try:
+                loaded.append(render.watch_load(artifact_id, shelf.load(artifact_id)))
+            except DaemonUnreachable:
+                raise
+            except WarmshelfError as error:
+                render.error(error)
+                status = REFUSED_STATUS
+        _print_artifacts(loaded, _output(context, output))
+    raise typer.Exit(status)
+
+
+@app.command("list")
+def list_artifacts(
+    context: typer.Context,
+    base: Annotated[str, typer.Option(metavar="BASE_ID", help="Only this base's adapters.")] = "",
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """List the artifacts known."""
+    with _daemon(context, address) as shelf:
+        _print_artifacts(shelf.list(base=base), _output(context, output))
+
+
+@app.command()
+def show(context: typer.Context, artifact_id: Id, address: Address = None, output: Output = None) -> None:
+    """Show all that is known of an artifact."""
+    with _daemon(context, address) as shelf:
+        artifact = shelf.get(artifact_id)
+        if _output(context, output) is render.Output.JSON:
+            render.message(artifact_to_proto(artifact))
+        else:
+            render.whole_artifact(artifact)
+
+
+@app.command()
+def leases(
+    context: typer.Context,
+    artifact_id: Annotated[str, typer.Argument(metavar="[ID]", help="Only those on this artifact.")] = "",
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """List the live leases."""
+    with _daemon(context, address) as shelf:
+        found = shelf.leases(artifact_id)
+        if _output(context, output) is render.Output.JSON:
+            render.message(lease_pb2.ListLeasesResponse(leases=map(lease_to_proto, found)))
+        else:
+            render.leases(found)
+
+
+@app.command()
+def evict(
+    context: typer.Context,
+    artifact_id: Id,
+    drain: Annotated[bool, typer.Option("--drain", help="If leased: grant no more, and wait for the last.")] = False,
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Give an artifact's memory back; it stays registered."""
+    with _daemon(context, address) as shelf:
+        _print_artifact(shelf.evict(artifact_id, drain=drain), _output(context, output))
+
+
+@app.command()
+def remove(context: typer.Context, artifact_id: Id, address: Address = None, output: Output = None) -> None:
+    """Forget an artifact; who holds a lease keeps the bytes."""
+    with _daemon(context, address) as shelf:
+        shelf.remove(artifact_id)
+        if _output(context, output) is render.Output.JSON:
+            render.message(catalog_pb2.RemoveArtifactResponse())
+        else:
+            typer.echo(f"removed {artifact_id}")
+
+
+def _print_artifact(artifact: Artifact, output: render.Output) -> None:
+    if output is render.Output.JSON:
+        render.message(artifact_to_proto(artifact))
+    else:
+        render.artifacts([artifact])
+
+
+def _print_artifacts(artifacts: list[Artifact], output: render.Output) -> None:
+    if output is render.Output.JSON:
+        render.message(catalog_pb2.ListArtifactsResponse(artifacts=map(artifact_to_proto, artifacts)))
+    else:
+        render.artifacts(artifacts)

@@ -1,0 +1,192 @@
+"""How the command prints: tables for people, the protocol's JSON for programs.
+
+Standard output carries the answer and nothing else; errors and the progress bar go to
+standard error. Knows no daemon and no argument.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import TextIO
+
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
+from rich import progress
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from warmshelf.errors import Internal, WarmshelfError
+from warmshelf.types import AdapterInspection, Artifact, Inspection, LeaseInfo, Progress
+
+_PIPE_WIDTH = 100_000
+"""Columns where nobody looks: a table in a pipe or file is never cut or wrapped."""
+
+_UNIT_BYTES = 1024
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_Row = tuple[str, str]
+
+
+class Output(Enum):
+    """In which form answers are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def message(answer: Message) -> None:
+    """Print a message as JSON, with the protocol's field names."""
+    print(MessageToJson(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+
+
+def error(failure: WarmshelfError) -> None:
+    """Print an error: reason, text and numbers."""
+    numbers = ", ".join(f"{key}={value}" for key, value in failure.details.items() if not isinstance(value, str))
+    print(_shown(str(failure)) + (f" ({numbers})" if numbers else ""), file=sys.stderr)
+
+
+def artifacts(found: Iterable[Artifact]) -> None:
+    """Print one line for each artifact."""
+    rows = [
+        (
+            artifact.artifact_id,
+            artifact.kind.value,
+            artifact.state.value,
+            size(artifact.size_bytes) if artifact.size_bytes else "-",
+            str(artifact.generation),
+            artifact.spec.base_id or "-",
+            artifact.spec.source.uri,
+        )
+        for artifact in found
+    ]
+    _print_table(("ID", "KIND", "STATE", "SIZE", "GENERATION", "BASE", "SOURCE"), rows)
+
+
+def leases(found: Iterable[LeaseInfo]) -> None:
+    """Print one line for each lease."""
+    rows = [(lease.artifact_id, str(lease.generation), lease.holder, _time(lease.acquire_time)) for lease in found]
+    _print_table(("ID", "GENERATION", "HOLDER", "SINCE"), rows)
+
+
+def whole_artifact(artifact: Artifact) -> None:
+    """Print all that is known of one artifact."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _facts(artifact):
+        table.add_row(_text(name), _text(value))
+    _console(sys.stdout).print(table)
+
+
+def watch_load(artifact_id: str, steps: Iterator[Progress]) -> Artifact:
+    """Return the artifact that a load ends with; on a terminal, show a bar until then."""
+    console = _console(sys.stderr)
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+    )
+    last: Progress | None = None
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(artifact_id, total=None)
+        for last in steps:
+            bar.update(
+                task,
+                description=f"{artifact_id} {last.phase.value}",
+                completed=last.done_bytes,
+                total=last.total_bytes or None,
+            )
+    if last is None or last.artifact is None:
+        raise Internal(f"the load of {artifact_id} ended without a result")
+    return last.artifact
+
+
+def size(size_bytes: int) -> str:
+    """Return a size for people, such as ``1.5 GiB``."""
+    value, unit = float(size_bytes), _UNITS[0]
+    for unit in _UNITS:
+        if value < _UNIT_BYTES or unit == _UNITS[-1]:
+            break
+        value /= _UNIT_BYTES
+    return f"{size_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _facts(artifact: Artifact) -> Iterator[_Row]:
+    yield "ID", artifact.artifact_id
+    yield "kind", artifact.kind.value
+    yield "state", artifact.state.value
+    yield "generation", str(artifact.generation)
+    yield "size", f"{size(artifact.size_bytes)} ({artifact.size_bytes} bytes)" if artifact.size_bytes else "not known"
+    yield "digest", artifact.digest or "not known"
+    yield "pinned", "yes, page-locked" if artifact.pinned else "no"
+    yield "kept resident", _yes(artifact.keep_resident)
+    yield "followed", _yes(artifact.follow)
+    yield "registered", _time(artifact.register_time)
+    yield "last used", _time(artifact.last_use_time)
+    yield from _source_facts(artifact)
+    if artifact.failure is not None:
+        yield "failure", f"{artifact.failure.reason}: {artifact.failure.message}"
+        yield from ((f"  {key}", value) for key, value in sorted(artifact.failure.details.items()))
+    if artifact.inspection is not None:
+        yield from _inspection_facts(artifact.inspection)
+
+
+def _source_facts(artifact: Artifact) -> Iterator[_Row]:
+    source = artifact.spec.source
+    yield "source", source.uri
+    yield "revision", source.revision or "-"
+    yield "expected digest", source.expected_digest or "-"
+    yield "base", artifact.spec.base_id or "-"
+
+
+def _inspection_facts(inspection: Inspection) -> Iterator[_Row]:
+    yield "format", inspection.format_name
+    yield "files", "\n".join(inspection.file_names)
+    yield "tensors", f"{inspection.tensor_count}, {size(inspection.tensor_bytes)} ({inspection.tensor_bytes} bytes)"
+    if inspection.adapter is not None:
+        yield from _adapter_facts(inspection.adapter)
+
+
+def _adapter_facts(adapter: AdapterInspection) -> Iterator[_Row]:
+    yield "adapter number", str(adapter.adapter_number)
+    yield "largest rank", str(adapter.rank_max)
+    yield "features", ", ".join(adapter.features) or "plain LoRA"
+    yield "against base", adapter.base_check.value
+    yield "modules", ", ".join(adapter.module_names)
+    if adapter.unmatched_module_names:
+        yield "not in base", ", ".join(adapter.unmatched_module_names)
+    yield "config", adapter.config_json.decode("utf-8", "replace")
+
+
+def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(_text, row))
+    _console(sys.stdout).print(table)
+
+
+def _console(stream: TextIO) -> Console:
+    return Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+
+
+def _text(value: str) -> Text:
+    return Text(_shown(value))
+
+
+def _shown(value: str) -> str:
+    """Return the text with what a terminal would obey made visible: names come from strangers."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in value)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _time(moment: datetime | None) -> str:
+    return moment.astimezone().isoformat(sep=" ", timespec="seconds") if moment is not None else "-"

@@ -1,0 +1,320 @@
+"""What a program does with a daemon: connect, register, load, acquire, and the rest.
+
+Each method is one call of the daemon, except ``acquire``, which also brings the bytes
+and starts over if the daemon was started anew meanwhile. Nothing here is printed or
+logged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+
+from warmshelf import _wire
+from warmshelf._channel import Address, Connection, Deadline, default_address, parse_address
+from warmshelf.digest import check_digest
+from warmshelf.errors import Internal, InvalidRequest, InvalidSpec, LeaseLost, SessionLost
+from warmshelf.lease import Lease, grant
+from warmshelf.session import Link
+from warmshelf.types import Artifact, ArtifactKind, ArtifactSpec, Capabilities, LeaseInfo, Progress, Source, check_id
+from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2
+
+ARENA_VARIABLE = "WARMSHELF_ARENA"
+CALL_TIMEOUT_SECONDS = 60.0
+LOAD_TIMEOUT_SECONDS = 3600.0
+"""Of a load without a timeout; a large base from a remote source takes 20 minutes."""
+
+ACQUIRE_COUNT_MAX = 3
+"""How often an acquire starts over because the daemon forgot the session or the lease."""
+
+PLAIN_FEATURE = "lora"
+"""Sent with the features that a worker names, because on the wire an empty list means any."""
+
+_Artifacts = list[Artifact]  # inside Shelf, ``list`` is a method
+_Leases = list[LeaseInfo]
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def connect(
+    address: str | None = None,
+    *,
+    arena: str | os.PathLike[str] | None = None,
+    holder: str | None = None,
+    tls: grpc.ChannelCredentials | None = None,
+    timeout: float = CALL_TIMEOUT_SECONDS,
+) -> Shelf:
+    """Return a Shelf for the daemon at an address. Nothing is sent before its first call.
+
+    Args:
+        address: ``unix:///PATH`` or ``HOST:PORT``; by default WARMSHELF_ADDRESS, else the
+            socket at which this user's daemon listens.
+        arena: the daemon's arena as this process sees it; by default WARMSHELF_ARENA, else,
+            over a Unix socket, what the daemon says. Over TCP nothing is mapped without it.
+        holder: who leases, for people; by default host, program and process.
+        tls: for TCP.
+        timeout: seconds each call may take, unless it is given its own.
+
+    Raises:
+        InvalidRequest: the address or the timeout cannot be used.
+    """
+    Deadline(timeout)
+    chosen_arena = os.fspath(arena) if arena is not None else os.environ.get(ARENA_VARIABLE, "")
+    return Shelf(parse_address(address or default_address()), chosen_arena, holder, tls, timeout)
+
+
+class Shelf:
+    """A daemon, as a program uses it. May be shared by threads; ``connect`` makes one.
+
+    After a fork the child's first call opens a connection and a session of its own.
+    ``_link`` is replaced then, by the only thread that a fresh child has, and set to None
+    by ``close``.
+    """
+
+    def __init__(
+        self, address: Address, arena: str, holder: str | None, tls: grpc.ChannelCredentials | None, timeout: float
+    ) -> None:
+        self.address = address.text
+        self._address = address
+        self._arena = arena
+        self._holder = holder
+        self._tls = tls
+        self._timeout = timeout
+        self._link: Link | None = self._new_link()
+
+    # --- the catalog ---
+
+    def register(
+        self,
+        artifact_id: str,
+        source: str | os.PathLike[str],
+        *,
+        base: str | None = None,
+        digest: str | None = None,
+        revision: str | None = None,
+        replace: bool = False,
+        follow: bool = False,
+        keep: bool = False,
+    ) -> Artifact:
+        """Make an artifact known. Its headers are inspected, nothing is loaded.
+
+        Args:
+            artifact_id: the ID to know it by.
+            source: a URI, or a path on the daemon's host.
+            base: an adapter's base.
+            digest: refuse any other content.
+            revision: the source's own version.
+            replace: if the ID is known with another spec or content, make this a new generation.
+            follow: accept other bytes at the source later, each as a new generation.
+            keep: never evict it to make room.
+        """
+        spec = ArtifactSpec(
+            Source(source_uri(source), revision or "", check_digest(digest) if digest else ""),
+            ArtifactKind.ADAPTER if base else ArtifactKind.UNKNOWN,
+            check_id(base) if base else "",
+        )
+        request = catalog_pb2.RegisterArtifactRequest(
+            artifact_id=check_id(artifact_id),
+            spec=_wire.spec_to_proto(spec),
+            replace=replace,
+            keep_resident=keep,
+            follow=follow,
+        )
+        connection = self._current().connection
+        answer = connection.unary(connection.catalog.RegisterArtifact, request, self._deadline())
+        return _wire.artifact_from_proto(answer.artifact)
+
+    def get(self, artifact_id: str) -> Artifact:
+        """Return an artifact as it is now."""
+        request = catalog_pb2.GetArtifactRequest(artifact_id=check_id(artifact_id))
+        connection = self._current().connection
+        answer = connection.unary(connection.catalog.GetArtifact, request, self._deadline())
+        return _wire.artifact_from_proto(answer.artifact)
+
+    def list(self, *, base: str | None = None) -> _Artifacts:
+        """Return all artifacts by ID, or a base's adapters; without config and module names, which ``get`` has."""
+        request = catalog_pb2.ListArtifactsRequest(
+            base_artifact_id=check_id(base) if base else "", view=catalog_pb2.ARTIFACT_VIEW_BASIC
+        )
+        connection = self._current().connection
+        pages = self._pages(connection, connection.catalog.ListArtifacts, request)
+        return [_wire.artifact_from_proto(message) for page in pages for message in page.artifacts]
+
+    def load(self, artifact_id: str, *, timeout: float | None = None) -> Iterator[Progress]:
+        """Make an artifact resident, telling how far it is; the last progress has the artifact, READY.
+
+        Nothing happens before the first item is asked for. Closing the iterator cancels
+        the load, unless somebody else waits for it.
+        """
+        request = catalog_pb2.LoadArtifactRequest(artifact_id=check_id(artifact_id))
+        return self._progress(request, LOAD_TIMEOUT_SECONDS if timeout is None else timeout)
+
+    def evict(self, artifact_id: str, *, drain: bool = False) -> Artifact:
+        """Give an artifact's memory back; it stays registered.
+
+        If it is leased, this fails; with ``drain`` no new lease is granted, and the memory
+        goes with the last one.
+        """
+        request = catalog_pb2.EvictArtifactRequest(artifact_id=check_id(artifact_id), drain=drain)
+        connection = self._current().connection
+        answer = connection.unary(connection.catalog.EvictArtifact, request, self._deadline())
+        return _wire.artifact_from_proto(answer.artifact)
+
+    def remove(self, artifact_id: str) -> None:
+        """Forget an artifact at once. Who holds a lease keeps the bytes."""
+        request = catalog_pb2.RemoveArtifactRequest(artifact_id=check_id(artifact_id))
+        connection = self._current().connection
+        connection.unary(connection.catalog.RemoveArtifact, request, self._deadline())
+
+    def leases(self, artifact_id: str | None = None) -> _Leases:
+        """Return all live leases, oldest first, or those on one artifact."""
+        request = lease_pb2.ListLeasesRequest(artifact_id=check_id(artifact_id) if artifact_id else "")
+        connection = self._current().connection
+        pages = self._pages(connection, connection.lease.ListLeases, request)
+        return [_wire.lease_from_proto(message) for page in pages for message in page.leases]
+
+    def capabilities(self) -> Capabilities:
+        """Return what the daemon can do."""
+        request = capabilities_pb2.GetCapabilitiesRequest()
+        connection = self._current().connection
+        answer = connection.unary(connection.capabilities.GetCapabilities, request, self._deadline())
+        return _wire.capabilities_from_proto(answer)
+
+    # --- leases ---
+
+    def acquire(
+        self,
+        artifact_id: str,
+        *,
+        timeout: float | None = None,
+        resident_only: bool = False,
+        expected_digest: str | None = None,
+        rank_max: int = 0,
+        features: Sequence[str] | None = None,
+    ) -> Lease:
+        """Lease an artifact, loading it if need be, and return it with its bytes at hand.
+
+        Args:
+            artifact_id: which.
+            timeout: seconds for all of it, also a load and a stream.
+            resident_only: do not load; fail with NotResident instead.
+            expected_digest: refuse any other content.
+            rank_max: for adapters, the largest rank that the worker takes; 0: any.
+            features: for adapters, what the worker honours beyond plain LoRA; None: anything.
+        """
+        request = lease_pb2.AcquireLeaseRequest(
+            artifact_id=check_id(artifact_id),
+            resident_only=resident_only,
+            expected_digest=check_digest(expected_digest) if expected_digest else "",
+            rank_max=rank_max,
+            features=() if features is None else (PLAIN_FEATURE, *features),
+        )
+        deadline = self._deadline(timeout)
+        for _ in range(ACQUIRE_COUNT_MAX - 1):
+            try:
+                return self._acquire(request, deadline)
+            except (SessionLost, LeaseLost):
+                continue
+        return self._acquire(request, deadline)
+
+    def _acquire(self, request: lease_pb2.AcquireLeaseRequest, deadline: Deadline) -> Lease:
+        link = self._current()
+        session = link.session(deadline)
+        request.session_id = session.session_id
+        try:
+            answer = link.connection.unary(link.connection.lease.AcquireLease, request, deadline)
+        except SessionLost:
+            session.end()
+            raise
+        return grant(link, session, answer, self._arena, deadline)
+
+    # --- the rest ---
+
+    def close(self) -> None:
+        """End the session, and with it all leases, and close the connection. Idempotent.
+
+        Views, arrays and tensors stay valid.
+        """
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def __enter__(self) -> Shelf:  # noqa: PYI034 - typing.Self is of Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _current(self) -> Link:
+        link = self._link
+        if link is None:
+            raise InvalidRequest("the shelf has been closed")
+        if link.pid != os.getpid():
+            link.abandon()
+            link = self._link = self._new_link()
+        return link
+
+    def _new_link(self) -> Link:
+        holder = _clean(self._holder if self._holder is not None else _default_holder())
+        return Link(Connection(self._address, self._tls), holder)
+
+    def _deadline(self, timeout: float | None = None) -> Deadline:
+        return Deadline(self._timeout if timeout is None else timeout)
+
+    def _pages(self, connection: Connection, method: Any, request: Any) -> Iterator[Any]:
+        while True:
+            page = connection.unary(method, request, self._deadline())
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def _progress(self, request: catalog_pb2.LoadArtifactRequest, timeout: float) -> Iterator[Progress]:
+        connection = self._current().connection
+        deadline = Deadline(timeout)
+
+        def start() -> tuple[Any, Any]:
+            call = connection.catalog.LoadArtifact(request, timeout=deadline.left())
+            return call, next(call, None)
+
+        call, message = connection.persist(start, deadline)
+        try:
+            last = None
+            while message is not None:
+                last = _wire.progress_from_proto(message)
+                yield last
+                message = connection.once(lambda: next(call, None))
+        finally:
+            call.cancel()
+        if last is None or last.artifact is None:
+            raise Internal(f"the daemon ended the load of {request.artifact_id!r} without a result")
+
+
+def source_uri(source: str | os.PathLike[str]) -> str:
+    """Return a URI as it is, and a path as a file:// URI; the daemon takes no relative path.
+
+    Raises:
+        InvalidSpec: it is empty.
+    """
+    text = os.fspath(source)
+    if not text:
+        raise InvalidSpec("the source is empty")
+    return text if _URI.match(text) else "file://" + quote(os.fsencode(os.path.abspath(text)))
+
+
+def _default_holder() -> str:
+    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    return f"{socket.gethostname()[:64]}/{program[:64]}:{os.getpid()}"  # the daemon takes 256 bytes
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,424 @@
+"""Every way a call can fail: one class per reason, one table for both sides.
+
+The daemon raises these, sends them as ``google.rpc.ErrorInfo`` and the client
+finds the class again by its reason, never by text. This module knows neither
+gRPC nor protobuf.
+
+A class's reason is its name in UPPER_SNAKE (``ArenaFull`` is ``ARENA_FULL``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+
+DOMAIN = "warmshelf.v1"
+"""The ``domain`` of every ``google.rpc.ErrorInfo`` sent by the daemon."""
+
+Detail = str | int | float
+
+_NUMBER_SUFFIXES = ("_bytes", "_count", "_seconds", "_max", "_index", "_number")
+
+
+class Code(Enum):
+    """Canonical status codes, named as gRPC names them."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    UNAVAILABLE = "UNAVAILABLE"
+    DATA_LOSS = "DATA_LOSS"
+    ABORTED = "ABORTED"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    INTERNAL = "INTERNAL"
+
+
+class Fault(Enum):
+    """Whose fault an error is."""
+
+    CALLER = "caller"
+    SOURCE = "source"
+    DAEMON = "daemon"
+
+
+class WarmshelfError(Exception):
+    """Base of all errors of warmshelf.
+
+    Attributes:
+        reason: UPPER_SNAKE name of the error, stable across releases.
+        code: the canonical status code it travels under.
+        retryable: whether the same call may succeed later, unchanged.
+        fault: whose fault it is.
+        details: the numbers and names behind the message. Values whose key
+            ends in a unit (``_bytes``, ``_count``, ``_seconds`` ...) are
+            numbers, all others strings. Carries no secret.
+    """
+
+    reason: str = "INTERNAL"
+    code: Code = Code.INTERNAL
+    retryable: bool = False
+    fault: Fault = Fault.DAEMON
+
+    def __init__(self, message: str, **details: Detail) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Detail] = details
+
+    def __init_subclass__(cls) -> None:
+        cls.reason = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).upper()
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (self.reason, self.message, self.details))
+
+
+# --- the caller's -----------------------------------------------------------
+
+
+class _CallerError(WarmshelfError):
+    fault = Fault.CALLER
+    code = Code.INVALID_ARGUMENT
+
+
+class InvalidId(_CallerError):
+    """The artifact ID breaks the grammar of IDs."""
+
+
+class InvalidSpec(_CallerError):
+    """The registration contradicts itself or what the source shows."""
+
+
+class InvalidRequest(_CallerError):
+    """A field of the request has a value it cannot have."""
+
+
+class InvalidPageToken(_CallerError):
+    """The page token was not made by this listing."""
+
+
+class BaseMismatch(_CallerError):
+    """The adapter's modules or shapes do not fit its base."""
+
+
+class ArtifactNotFound(_CallerError):
+    """No artifact is known under this ID."""
+
+    code = Code.NOT_FOUND
+
+
+class SegmentNotFound(_CallerError):
+    """The leased layout has no such segment."""
+
+    code = Code.NOT_FOUND
+
+
+class SpecMismatch(_CallerError):
+    """The ID is known with another spec."""
+
+    code = Code.ALREADY_EXISTS
+
+
+class SourceNotAllowed(_CallerError):
+    """The source is outside the allowed prefixes. Says nothing of what is there."""
+
+    code = Code.PERMISSION_DENIED
+
+
+class Leased(_CallerError):
+    """Somebody holds a lease on the artifact."""
+
+    code = Code.FAILED_PRECONDITION
+    retryable = True
+
+
+class NotResident(_CallerError):
+    """The artifact has no bytes in the arena, and the call asked not to load."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class SessionLost(_CallerError):
+    """The session is not known to this daemon: it ended, or the daemon restarted."""
+
+    code = Code.FAILED_PRECONDITION
+    retryable = True
+
+
+class LeaseLost(_CallerError):
+    """The lease is not known to this daemon, or hangs on another session."""
+
+    code = Code.FAILED_PRECONDITION
+    retryable = True
+
+
+class FeatureUnsupported(_CallerError):
+    """The adapter needs a feature that the worker does not honour."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class RankTooLarge(_CallerError):
+    """The adapter's rank is above what the worker takes."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class OffsetOutOfRange(_CallerError):
+    """The range asked for reaches outside the segment."""
+
+    code = Code.OUT_OF_RANGE
+
+
+class SequenceCompacted(_CallerError):
+    """The changes after this sequence number are gone: watch from 0 again."""
+
+    code = Code.OUT_OF_RANGE
+
+
+class Cancelled(_CallerError):
+    """The caller cancelled the call."""
+
+    code = Code.CANCELLED
+
+
+class DeadlineExceeded(_CallerError):
+    """The call's deadline passed before it could finish."""
+
+    code = Code.DEADLINE_EXCEEDED
+    retryable = True
+
+
+class FormatTooNew(_CallerError):
+    """The segment was written in a newer format than this side reads."""
+
+    code = Code.UNIMPLEMENTED
+
+
+# --- the source's -----------------------------------------------------------
+
+
+class _SourceError(WarmshelfError):
+    fault = Fault.SOURCE
+    code = Code.INVALID_ARGUMENT
+
+
+class MalformedArtifact(_SourceError):
+    """A file of the source is not what its format says it must be."""
+
+
+class UnsupportedFormat(_SourceError):
+    """The source's files are in no format that the daemon reads."""
+
+
+class UnsupportedDtype(_SourceError):
+    """A tensor has a dtype that is not known."""
+
+
+class ConfigMissing(_SourceError):
+    """The source lacks the config file that its kind needs."""
+
+
+class SourceNotFound(_SourceError):
+    """The source, or a file that it promises, does not exist."""
+
+    code = Code.NOT_FOUND
+
+
+class SourceTruncated(_SourceError):
+    """A file is shorter than its own header says."""
+
+    code = Code.DATA_LOSS
+
+
+class SourceChanged(_SourceError):
+    """The source holds other bytes than those the ID was pinned to."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class SourceChangedDuringLoad(_SourceError):
+    """The source changed while it was being read."""
+
+    code = Code.ABORTED
+    retryable = True
+
+
+class SourceUnavailable(_SourceError):
+    """The source cannot be read just now."""
+
+    code = Code.UNAVAILABLE
+    retryable = True
+
+
+class DigestMismatch(_SourceError):
+    """The content has another digest than expected."""
+
+    code = Code.DATA_LOSS
+
+
+# --- the daemon's -----------------------------------------------------------
+
+
+class ArenaFull(WarmshelfError):
+    """There was no room in the arena before the deadline."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
+class LargerThanArena(WarmshelfError):
+    """The artifact can never fit into the arena. Do not retry."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class CatalogFull(WarmshelfError):
+    """As many artifacts are registered as the daemon may hold."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class TooManySessions(WarmshelfError):
+    """As many sessions are open as the daemon may hold."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
+class TooManyLeases(WarmshelfError):
+    """As many leases are held as the daemon allows."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
+class TooManyStreams(WarmshelfError):
+    """As many reads are streaming as the daemon allows."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
+class PinningFailed(WarmshelfError):
+    """Page-locking is required and was refused."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class Draining(WarmshelfError):
+    """The daemon is about to stop and takes no new work."""
+
+    code = Code.UNAVAILABLE
+    retryable = True
+
+
+class DaemonUnreachable(WarmshelfError):
+    """No daemon answers at the address."""
+
+    code = Code.UNAVAILABLE
+    retryable = True
+
+
+class LoadCancelled(WarmshelfError):
+    """The load was stopped before it finished, such as by a removal."""
+
+    code = Code.ABORTED
+    retryable = True
+
+
+class StreamStalled(WarmshelfError):
+    """The reader took nothing for too long; resume where it stopped."""
+
+    code = Code.ABORTED
+    retryable = True
+
+
+class ChunkCorrupt(WarmshelfError):
+    """A chunk arrived with another CRC, or out of place."""
+
+    code = Code.DATA_LOSS
+    retryable = True
+
+
+class SegmentCorrupt(WarmshelfError):
+    """Bytes in the arena are not those that were sealed."""
+
+    code = Code.DATA_LOSS
+    retryable = True
+
+
+class DaemonInUse(WarmshelfError):
+    """Another daemon already serves this address or arena."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class InvalidConfig(WarmshelfError):
+    """The daemon's configuration cannot be used."""
+
+    code = Code.INVALID_ARGUMENT
+    fault = Fault.CALLER
+
+
+class NotImplementedHere(WarmshelfError):
+    """This daemon does not offer the call."""
+
+    code = Code.UNIMPLEMENTED
+
+
+class Internal(WarmshelfError):
+    """A bug in warmshelf; the daemon's log has more."""
+
+
+def _public_subclasses(root: type[WarmshelfError]) -> list[type[WarmshelfError]]:
+    found = []
+    for cls in root.__subclasses__():
+        if not cls.__name__.startswith("_"):
+            found.append(cls)
+        found.extend(_public_subclasses(cls))
+    return found
+
+
+TABLE: Mapping[str, type[WarmshelfError]] = {cls.reason: cls for cls in _public_subclasses(WarmshelfError)}
+"""Every error by its reason."""
+
+
+def from_wire(reason: str, message: str, metadata: Mapping[str, str]) -> WarmshelfError:
+    """Return the error that the daemon raised; an unknown reason becomes Internal."""
+    cls = TABLE.get(reason, Internal)
+    details: dict[str, Detail] = {key: _decode_detail(key, text) for key, text in metadata.items()}
+    if cls is Internal and reason != Internal.reason:
+        details["sent_reason"] = reason
+    return _build(cls, message, details)
+
+
+def _decode_detail(key: str, text: str) -> Detail:
+    if not key.endswith(_NUMBER_SUFFIXES):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _build(cls: type[WarmshelfError], message: str, details: Mapping[str, Detail]) -> WarmshelfError:
+    error = cls(message)
+    error.details.update(details)
+    return error
+
+
+def _rebuild(reason: str, message: str, details: Mapping[str, Detail]) -> WarmshelfError:
+    return _build(TABLE.get(reason, Internal), message, details)

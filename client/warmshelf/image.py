@@ -1,0 +1,94 @@
+"""The bytes of one segment, mapped or streamed, and what they say of themselves.
+
+Both transports end here, so what a worker sees cannot depend on how it came. Knows
+no file, mapping, stream or daemon.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from types import MappingProxyType
+
+import crc32c
+from google.protobuf.message import DecodeError
+
+from warmshelf._wire import layout_from_proto
+from warmshelf.errors import SegmentCorrupt
+from warmshelf.layout import Layout, TensorSpec, check_tensors
+from warmshelf.segment import HEADER_BYTES, Section, SegmentHeader, parse_header
+from warmshelf.v1 import artifact_pb2, manifest_pb2
+
+
+class SegmentImage:
+    """A segment's bytes, from its first to the end of its manifest or of its file.
+
+    Header and layout are checked against their CRCs at once; the layout is decoded at
+    first use, the manifest checked and decoded then.
+
+    Attributes:
+        view: all the bytes. Offsets of the layout point into it. It keeps the memory
+            alive, and so does each view cut from it.
+        header: what the first page says.
+    """
+
+    def __init__(self, buffer: mmap.mmap | bytearray | bytes | memoryview, file_size: int) -> None:
+        self.view = memoryview(buffer)[:file_size]
+        self.header: SegmentHeader = parse_header(self.view[:HEADER_BYTES], file_size)
+        self._checked(self.header.layout, "layout")
+
+    def tensor(self, name: str) -> memoryview:
+        """Return the bytes of a tensor, not copied.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        spec = self.specs[name]
+        return self.view[spec.offset_bytes : spec.end_bytes]
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where each tensor lies."""
+        try:
+            message = artifact_pb2.Layout.FromString(bytes(self._section(self.header.layout)))
+            layout = layout_from_proto(message)
+            check_tensors(layout.tensors, self.header.data.offset, self.header.data.end)
+        except (DecodeError, ValueError) as error:
+            raise SegmentCorrupt(f"segment {self.header.segment_id} has a layout that cannot be: {error}") from error
+        return layout
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Every tensor by its name, in the layout's order."""
+        specs = {spec.name: spec for spec in self.layout.tensors}
+        if len(specs) != len(self.layout.tensors):
+            raise SegmentCorrupt(f"segment {self.header.segment_id} has tensors of the same name")
+        return MappingProxyType(specs)
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Names of the tensors, in the layout's order."""
+        return self.specs.keys()
+
+    @cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """The source's small files, byte for byte, by name."""
+        data = bytes(self._checked(self.header.manifest, "manifest"))
+        try:
+            manifest = manifest_pb2.Manifest.FromString(data)
+        except DecodeError as error:
+            raise SegmentCorrupt(f"segment {self.header.segment_id} has a manifest that cannot be read") from error
+        return MappingProxyType({file.name: file.data for file in manifest.small_files})
+
+    def _section(self, section: Section) -> memoryview:
+        return self.view[section.offset : section.end]
+
+    def _checked(self, section: Section, what: str) -> memoryview:
+        data = self._section(section)
+        crc = crc32c.crc32c(data)
+        if crc != section.crc:
+            raise SegmentCorrupt(
+                f"the {what} of segment {self.header.segment_id} has CRC {crc:08x}, its header says {section.crc:08x}"
+            )
+        return data

@@ -1,0 +1,70 @@
+"""A lease's tensors as torch tensors, not copied.
+
+All share one storage, the segment, at their offsets, so names that are tied in the
+artifact are tied here.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from warmshelf.dtypes import DTYPES, Dtype
+from warmshelf.errors import SegmentCorrupt, UnsupportedDtype
+from warmshelf.layout import TensorSpec
+from warmshelf.lease import Lease
+
+
+def tensors(lease: Lease) -> dict[str, torch.Tensor]:
+    """Return every tensor by its name.
+
+    The tensors keep the lease's memory alive, also after its release. Writing to one
+    changes this lease's copy only. Packed F4 has torch's shape, whose last dimension counts pairs.
+
+    Raises:
+        UnsupportedDtype: this torch lacks a dtype; names tensor and dtype.
+    """
+    segment = _bytes_tensor(lease.segment_view)
+    return {name: _tensor(segment, spec) for name, spec in lease.specs.items()}
+
+
+def _bytes_tensor(view: memoryview) -> torch.Tensor:
+    with warnings.catch_warnings():
+        # A segment on hugetlbfs is mapped read-only. Writing to it faults, as documented.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def _tensor(segment: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    row = DTYPES[spec.dtype]
+    dtype = _torch_dtype(row, spec)
+    shape = _shape(row, spec)
+    if spec.size_bytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    if spec.offset_bytes % row.align_bytes:
+        raise SegmentCorrupt(f"tensor {spec.name!r} lies at {spec.offset_bytes}, no multiple of {row.align_bytes}")
+    return segment[spec.offset_bytes : spec.end_bytes].view(dtype).view(shape)
+
+
+def _torch_dtype(row: Dtype, spec: TensorSpec) -> torch.dtype:
+    dtype = getattr(torch, row.torch_name, None) if row.torch_name else None
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedDtype(
+            f"tensor {spec.name!r} has dtype {spec.dtype}, which torch {torch.__version__} lacks",
+            tensor=spec.name,
+            dtype=spec.dtype,
+        )
+    return dtype
+
+
+def _shape(row: Dtype, spec: TensorSpec) -> tuple[int, ...]:
+    if row.packed == 1:
+        return spec.shape
+    if not spec.shape or spec.shape[-1] % row.packed:
+        raise UnsupportedDtype(
+            f"tensor {spec.name!r} is {spec.dtype} of shape {spec.shape}: torch takes its last dimension in pairs",
+            tensor=spec.name,
+            dtype=spec.dtype,
+        )
+    return (*spec.shape[:-1], spec.shape[-1] // row.packed)

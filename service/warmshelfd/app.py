@@ -1,0 +1,188 @@
+"""Assembles the daemon and runs it from its first line of output to its exit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+
+import grpc
+
+from warmshelf.errors import SegmentCorrupt
+from warmshelf.types import ArtifactState, Capabilities
+from warmshelf.v1 import capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc
+from warmshelfd import __version__
+from warmshelfd.config import Settings
+from warmshelfd.domain.catalog import Catalog, Entry
+from warmshelfd.domain.leases import LeaseTable
+from warmshelfd.formats.detect import FORMAT_NAMES
+from warmshelfd.inspecting import Sources
+from warmshelfd.leasing import Leasing
+from warmshelfd.listening import Servers, Transport
+from warmshelfd.loading import Loader, executor
+from warmshelfd.memory.arena import Arena
+from warmshelfd.registry.open import open_registry
+from warmshelfd.residency import Residency
+from warmshelfd.servicers.capabilities import CapabilitiesServicer
+from warmshelfd.servicers.catalog import CatalogServicer
+from warmshelfd.servicers.flight import FlightBudget
+from warmshelfd.servicers.guard import Guard
+from warmshelfd.servicers.lease import LeaseServicer
+from warmshelfd.servicers.transfer import TransferServicer
+from warmshelfd.shelf import Shelf
+from warmshelfd.sources.file import FileOpener
+
+_log = logging.getLogger(__name__)
+
+_QUIET_SECONDS = 1.0
+"""A stopping daemon leaves when no call but sessions has been under way for so long."""
+
+_STOP_GRACE_SECONDS = 0.2
+"""What sessions get to end by themselves, at the very last."""
+
+
+class Daemon:
+    """One daemon. ``serve`` is its whole life."""
+
+    def __init__(self, settings: Settings, arena: Arena) -> None:
+        self._settings = settings
+        self._arena = arena
+        limits = settings
+        catalog = Catalog(artifact_count_max=limits.artifact_count_max)
+        leases = LeaseTable(
+            sessions_max=limits.sessions_max,
+            leases_max=limits.leases_max,
+            leases_per_session_max=limits.leases_per_session_max,
+        )
+        residency = Residency(
+            arena, catalog, leases, executor(8, "memory"), settings.adapter_floor_bytes(arena.budget_bytes)
+        )
+        registry = open_registry(settings.registry)
+        opener = FileOpener(settings.allow_source)
+        self._sources = Sources({opener.scheme: opener}, settings.format_limits())
+        loader = Loader(self._sources, residency, registry, settings.read_threads)
+        self._shelf = Shelf(
+            catalog=catalog,
+            leases=leases,
+            residency=residency,
+            registry=registry,
+            sources=self._sources,
+            loader=loader,
+            on_ready=self._on_ready,
+        )
+        self._leasing = Leasing(self._shelf)
+        self._guard = Guard()
+        self._transfer = TransferServicer(self._shelf, self._leasing, _flight(settings), settings.stall_seconds)
+        self._hurried = False  # a second signal came
+
+    async def serve(self) -> None:
+        """Start, say that we are ready, serve until a signal, drain, and stop."""
+        await self._shelf.start()
+        servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
+        await servers.start()
+        stopped = self._on_signals()
+        background = [
+            asyncio.create_task(self._transfer.watch_stalls()),
+            asyncio.create_task(self._check_adopted()),
+        ]
+        print(self._ready_line(servers.addresses), flush=True)
+        try:
+            await stopped.wait()
+            await self._drain(servers)
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
+            await servers.stop(_STOP_GRACE_SECONDS)
+            await self._shelf.stop()
+            self._arena.close()
+
+    def _on_ready(self, entry: Entry) -> None:
+        self._leasing.announce_ready(entry)
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        catalog_pb2_grpc.add_CatalogServiceServicer_to_server(CatalogServicer(self._shelf, self._leasing), server)
+        lease_pb2_grpc.add_LeaseServiceServicer_to_server(
+            LeaseServicer(self._shelf, self._leasing, self._arena.directory), server
+        )
+        capabilities_pb2_grpc.add_CapabilitiesServiceServicer_to_server(
+            CapabilitiesServicer(self._capabilities()), server
+        )
+        server.add_generic_rpc_handlers((self._transfer.handler(),))
+
+    def _capabilities(self) -> Capabilities:
+        return Capabilities(
+            daemon_version=__version__,
+            arena_size_bytes=self._arena.budget_bytes,
+            arena_page_size_bytes=self._arena.page_size_bytes,
+            pinning=self._arena.pinning,
+            chunk_size_bytes_max=self._settings.chunk_bytes,
+            source_schemes=self._sources.schemes,
+            format_names=FORMAT_NAMES,
+        )
+
+    def _ready_line(self, addresses: Sequence[str]) -> str:
+        arena = self._arena
+        return (
+            f"warmshelfd {__version__} ready: address={','.join(addresses)} arena={arena.directory} "
+            f"budget={arena.budget_bytes} page_size={arena.page_size_bytes} pinning={arena.pinning}"
+        )
+
+    # --- background ---------------------------------------------------------
+
+    async def _check_adopted(self) -> None:
+        """Check the blocks of adopted segments, one segment after another, before anybody asks."""
+        for entry in self._shelf.catalog.in_state(ArtifactState.READY):
+            segment_id = entry.segment_id
+            if entry.state is not ArtifactState.READY:
+                continue
+            try:
+                await self._shelf.residency.ensure_checked(segment_id)
+            except SegmentCorrupt as error:
+                if entry.state is ArtifactState.READY and entry.segment_id == segment_id:
+                    self._shelf.withdraw(entry, error)
+            else:
+                self._leasing.start_hashing(entry)
+
+    # --- the end ------------------------------------------------------------
+
+    def _on_signals(self) -> asyncio.Event:
+        stopped = asyncio.Event()
+
+        def on_signal() -> None:
+            self._hurried = stopped.is_set()
+            stopped.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)
+        return stopped
+
+    async def _drain(self, servers: Servers) -> None:
+        """Say that we stop, and let calls under way end; a second signal ends the wait."""
+        await servers.set_serving(False)
+        self._leasing.announce_stop()
+        loop = asyncio.get_running_loop()
+        deadline = quiet_since = loop.time()
+        deadline += self._settings.drain_seconds
+        while not self._hurried and loop.time() < deadline and loop.time() - quiet_since < _QUIET_SECONDS:
+            if self._guard.calls:
+                quiet_since = loop.time()
+            await asyncio.sleep(0.05)
+
+
+def _flight(settings: Settings) -> FlightBudget:
+    return FlightBudget(
+        bytes_max=settings.flight_bytes_max,
+        chunk_bytes=settings.chunk_bytes,
+        small_chunk_bytes=settings.small_chunk_bytes,
+        streams_max=settings.streams_max,
+    )
+
+
+def _transport(settings: Settings) -> Transport:
+    return Transport(
+        message_bytes_max=settings.message_bytes_max,
+        keepalive_seconds=settings.keepalive_seconds,
+        keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
+    )

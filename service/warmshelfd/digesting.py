@@ -1,0 +1,96 @@
+"""Content digests computed over a segment's bytes, or over a file for ``sha256:`` expectations.
+
+Blocking: called in threads. Knows the encoding of warmshelf.digest, no catalog.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+import blake3
+
+from warmshelf.digest import combine
+from warmshelf.errors import DigestMismatch, LoadCancelled
+from warmshelf.layout import TensorSpec
+from warmshelfd.formats.base import Inspected
+from warmshelfd.sources.base import OpenSource
+
+_STEP_BYTES = 16 << 20
+"""Hash this much between two looks at ``cancelled``; 4 ms of one core."""
+
+_FILE_STEP_BYTES = 4 << 20
+
+Cancelled = Callable[[], bool]
+
+
+def content_digest(tensors: Sequence[TensorSpec], data: memoryview, config: bytes, cancelled: Cancelled) -> str:
+    """Return ``blake3:<hex>`` over every tensor of a segment and the config.
+
+    Args:
+        tensors: where each tensor lies in ``data``.
+        data: the whole segment.
+        config: the artifact's config file, or b"".
+        cancelled: asked every few milliseconds.
+
+    Raises:
+        LoadCancelled: it said yes.
+    """
+    return "blake3:" + combine(_hashed(tensors, data, cancelled), config, blake3.blake3())
+
+
+def _hashed(
+    tensors: Sequence[TensorSpec], data: memoryview, cancelled: Cancelled
+) -> Iterator[tuple[str, str, tuple[int, ...], bytes]]:
+    known: dict[tuple[int, int], bytes] = {}  # tied names share a range: hashed once
+    for spec in tensors:
+        place = (spec.offset_bytes, spec.size_bytes)
+        if place not in known:
+            known[place] = _hash(data[spec.offset_bytes : spec.end_bytes], cancelled)
+        yield spec.name, spec.dtype, spec.shape, known[place]
+
+
+def source_digest(source: OpenSource, inspected: Inspected, config: bytes, cancelled: Cancelled) -> str:
+    """Return the digest that loading the source would give, reading it through a small buffer."""
+    buffer = memoryview(bytearray(_FILE_STEP_BYTES))
+
+    def hashed() -> Iterator[tuple[str, str, tuple[int, ...], bytes]]:
+        for e in inspected.entries:
+            hasher = blake3.blake3()
+            for start in range(0, e.size_bytes, _FILE_STEP_BYTES):
+                if cancelled():
+                    raise LoadCancelled("hashing was stopped")
+                view = buffer[: min(_FILE_STEP_BYTES, e.size_bytes - start)]
+                source.read_into(inspected.file_names[e.file_index], e.offset_bytes + start, view)
+                hasher.update(view)
+            yield e.name, e.dtype, e.shape, hasher.digest()
+
+    return "blake3:" + combine(hashed(), config, blake3.blake3())
+
+
+def _hash(view: memoryview, cancelled: Cancelled) -> bytes:
+    hasher = blake3.blake3()
+    for start in range(0, len(view), _STEP_BYTES):
+        if cancelled():
+            raise LoadCancelled("hashing was stopped")
+        hasher.update(view[start : start + _STEP_BYTES])
+    return hasher.digest()
+
+
+def file_digest(source: OpenSource, name: str, size: int, cancelled: Cancelled) -> str:
+    """Return ``sha256:<hex>`` over one file of a source."""
+    hasher = hashlib.sha256()
+    buffer = memoryview(bytearray(min(size, _FILE_STEP_BYTES)))
+    for start in range(0, size, _FILE_STEP_BYTES):
+        if cancelled():
+            raise LoadCancelled("hashing was stopped")
+        view = buffer[: min(_FILE_STEP_BYTES, size - start)]
+        source.read_into(name, start, view)
+        hasher.update(view)
+    return "sha256:" + hasher.hexdigest()
+
+
+def expect(expected: str, actual: str, what: str) -> None:
+    """Raise DigestMismatch unless both digests are the same."""
+    if expected != actual:
+        raise DigestMismatch(f"{what} has digest {actual}, expected {expected}", expected=expected, actual=actual)

@@ -1,0 +1,1 @@
+"""The rules of the shelf, pure: no I/O, clock, threads or gRPC."""

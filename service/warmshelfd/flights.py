@@ -1,0 +1,161 @@
+"""Single flight: one load per artifact, however many callers ask for it.
+
+Callers join a load and leave it again; the last to leave before it is done
+stops it. A failure reaches every caller, and the next call tries anew. Runs on
+the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from warmshelf.errors import DeadlineExceeded, Internal, LoadCancelled, WarmshelfError
+from warmshelf.types import ArtifactState, Failure
+from warmshelfd import failpoints
+from warmshelfd.domain.catalog import Catalog, Entry
+from warmshelfd.domain.state import Event
+from warmshelfd.loading import Load, Loader
+from warmshelfd.memory.segment import Segment
+from warmshelfd.records import remember, to_registration
+from warmshelfd.registry.base import Registration
+from warmshelfd.residency import Residency
+
+_log = logging.getLogger(__name__)
+
+
+class Flights:
+    """The loads under way."""
+
+    def __init__(
+        self, catalog: Catalog, residency: Residency, loader: Loader, on_ready: Callable[[Entry], None]
+    ) -> None:
+        self._catalog = catalog
+        self._residency = residency
+        self._loader = loader
+        self._on_ready = on_ready
+        # Event loop only: the load under way of each artifact that has one.
+        self._loads: dict[str, Load] = {}
+        # Loads that were stopped and have not ended yet, beside those above.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def find(self, artifact_id: str) -> Load | None:
+        """Return the artifact's load under way, if any."""
+        return self._loads.get(artifact_id)
+
+    def join(self, entry: Entry) -> Load:
+        """Want the artifact: share its load, or start one. Each join needs one ``leave``."""
+        load = self._loads.get(entry.artifact_id)
+        if load is None:
+            load = self._loads[entry.artifact_id] = Load(entry.artifact_id)
+            load.task = asyncio.get_running_loop().create_task(self._run(entry, load))
+            self._tasks.add(load.task)
+            load.task.add_done_callback(self._tasks.discard)
+        load.waiters.count += 1
+        return load
+
+    def leave(self, load: Load) -> None:
+        """Want it no longer; nobody left stops a load under way."""
+        load.waiters.count -= 1
+        if load.waiters.count == 0:
+            self._stop(load)
+        self._residency.notify()
+
+    async def wait(self, load: Load, timeout: float) -> None:
+        """Return when the load is done.
+
+        Raises:
+            ArenaFull: it still waited for room when the time was up.
+            DeadlineExceeded: it was under way when the time was up; says how far it was.
+            WarmshelfError: it failed.
+        """
+        assert load.task is not None
+        await asyncio.wait([load.task], timeout=max(timeout, 0))
+        if not load.task.done():
+            raise load.room or _too_slow(load)
+        if load.error is not None:
+            raise load.error
+
+    def abandon(self, artifact_id: str) -> None:
+        """Stop the artifact's load, whoever waits for it; a new one may start at once."""
+        load = self._loads.get(artifact_id)
+        if load is not None:
+            self._stop(load)
+
+    def _stop(self, load: Load) -> None:
+        """Stop a load and let a new one begin; the old one's clean-up goes on behind it."""
+        if self._loads.get(load.artifact_id) is not load or load.task is None:
+            return
+        del self._loads[load.artifact_id]
+        load.task.cancel()
+        entry = self._catalog.find(load.artifact_id)
+        if entry is not None and entry.state is ArtifactState.LOADING:
+            self._catalog.apply(load.artifact_id, Event.LOAD_CANCELLED)
+
+    async def close(self) -> None:
+        """Stop every load and wait until all have ended."""
+        for load in list(self._loads.values()):
+            self._stop(load)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # --- one flight ---------------------------------------------------------
+
+    async def _run(self, entry: Entry, load: Load) -> None:
+        try:
+            segment, registration = await self._loader.run(
+                to_registration(entry), load, lambda: self._begin(entry, load)
+            )
+            failpoints.hit("load.ready")
+            await self._land(entry, load, segment, registration)
+        except asyncio.CancelledError:
+            load.error = LoadCancelled(f"the load of {entry.artifact_id!r} was stopped", artifact_id=entry.artifact_id)
+        except WarmshelfError as error:
+            self._fail(entry, load, error)
+        except Exception as error:  # noqa: BLE001 - a bug must not leave the artifact LOADING
+            _log.exception("load of %s failed", entry.artifact_id)
+            self._fail(entry, load, Internal(f"{type(error).__name__} in the load; see the daemon's log"))
+        finally:
+            if self._loads.get(entry.artifact_id) is load:
+                del self._loads[entry.artifact_id]
+            self._residency.notify()
+
+    def _begin(self, entry: Entry, load: Load) -> None:
+        """Space is reserved: the artifact is LOADING from now on."""
+        if self._current(entry, load):
+            self._catalog.apply(entry.artifact_id, Event.LOAD_STARTED)
+
+    async def _land(self, entry: Entry, load: Load, segment: Segment, registration: Registration) -> None:
+        if not self._current(entry, load):  # removed or replaced meanwhile: nobody can name these bytes
+            await self._residency.in_thread(self._residency.arena.unlink, segment)
+            raise asyncio.CancelledError
+        remember(entry, registration)
+        self._residency.add(segment, entry, load.waiters)
+        self._catalog.apply(entry.artifact_id, Event.SEALED)
+        entry.pinned = segment.pinned
+        self._on_ready(entry)
+
+    def _fail(self, entry: Entry, load: Load, error: WarmshelfError) -> None:
+        load.error = error
+        if not self._current(entry, load):
+            return
+        if entry.state is not ArtifactState.LOADING:  # it failed before space was reserved
+            self._catalog.apply(entry.artifact_id, Event.LOAD_STARTED)
+        failure = Failure(error.reason, error.message, {k: str(v) for k, v in error.details.items()})
+        self._catalog.apply(entry.artifact_id, Event.LOAD_FAILED, failure)
+
+    def _current(self, entry: Entry, load: Load) -> bool:
+        """Say whether this load is still the artifact's own."""
+        return self._catalog.find(entry.artifact_id) is entry and self._loads.get(entry.artifact_id) is load
+
+
+def _too_slow(load: Load) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"{load.artifact_id!r} was not ready in time; phase {load.phase.value}, "
+        f"{load.done_bytes} of {load.total_bytes} bytes",
+        artifact_id=load.artifact_id,
+        phase=load.phase.value,
+        done_bytes=load.done_bytes,
+        total_bytes=load.total_bytes,
+    )

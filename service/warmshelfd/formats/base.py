@@ -1,0 +1,97 @@
+"""What a format is: it reads the headers of a source's files and says what tensors they hold.
+
+A format never reads tensor data and never allocates what a header asks for
+before it has checked it. It knows no source by name: it sees files through the
+three methods of ``Files``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from warmshelf.types import AdapterInspection, ArtifactKind
+from warmshelfd.domain.extents import TensorEntry
+
+
+class Files(Protocol):
+    """The files of a source, as a format sees them."""
+
+    def files(self) -> Mapping[str, int]:
+        """Return sizes in bytes by name."""
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """Return exactly ``size`` bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormatLimits:
+    """What a file may ask for. Each is checked before anything is allocated for it."""
+
+    header_bytes_max: int = 128 << 20
+    """Longest header; the largest public model's is 11 MB."""
+    tensor_count_max: int = 1 << 20
+    """Most tensors of one artifact; the largest public model has 91,000."""
+    element_count_max: int = 1 << 48
+    """Product of a tensor's dimensions, zeros left out: 2**47 bytes is all that a process can address."""
+    rank_max: int = 8
+    """Most dimensions of a tensor; torch's own layouts end at 8."""
+    name_bytes_max: int = 512
+    """Longest tensor name in UTF-8."""
+    metadata_bytes_max: int = 1 << 20
+    """Most bytes in free-form metadata."""
+    index_bytes_max: int = 64 << 20
+    """Longest weights index; 91,000 tensors take 10 MB."""
+    small_file_bytes_max: int = 64 << 20
+    """Longest file kept whole beside the tensors; a large tokenizer takes 34 MB."""
+    small_files_bytes_max: int = 128 << 20
+    """All of those together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What the headers of an artifact's files told.
+
+    Attributes:
+        kind: base or adapter.
+        format_name: such as ``safetensors``.
+        file_names: the files that hold the tensors, in the order of ``file_index``.
+        entries: every tensor, sorted by (file_index, offset_bytes, name).
+        small_files: names of the files to keep byte for byte, sorted.
+        adapter: for adapters only; its number is given by the shelf.
+    """
+
+    kind: ArtifactKind
+    format_name: str
+    file_names: tuple[str, ...]
+    entries: tuple[TensorEntry, ...]
+    small_files: tuple[str, ...] = ()
+    adapter: AdapterInspection | None = None
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Every file whose change is a change of the artifact."""
+        return (*self.file_names, *self.small_files)
+
+
+class Format(ABC):
+    """Reads one file format."""
+
+    name: str
+
+    @abstractmethod
+    def matches(self, files: Mapping[str, int]) -> bool:
+        """Say by the files' names whether this format is meant."""
+
+    @abstractmethod
+    def inspect(self, files: Files, limits: FormatLimits) -> Inspected:
+        """Read headers and config, check them, and say what they hold.
+
+        Raises:
+            MalformedArtifact: a header breaks its format; names the file and what is wrong.
+            SourceTruncated: a file is shorter than its header says; carries both sizes.
+            UnsupportedDtype: names tensor and dtype.
+            SourceNotFound: a file that the index names is not there.
+        """

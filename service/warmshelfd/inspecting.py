@@ -1,0 +1,143 @@
+"""Inspection: what a source holds, before a byte of its tensors is read.
+
+Opens sources by their URI's scheme, lets a format read their headers, and says
+how a segment of them will look. Blocking; called in threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from warmshelf._wire import layout_to_proto
+from warmshelf.errors import InvalidSpec
+from warmshelf.layout import Layout, SegmentSpec
+from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection, Source
+from warmshelfd.domain.extents import SegmentPlan, plan_segment
+from warmshelfd.formats.base import FormatLimits, Inspected
+from warmshelfd.formats.detect import detect
+from warmshelfd.memory.arena import Arena
+from warmshelfd.sources.base import OpenSource, SourceOpener
+
+_MANIFEST_SLACK_BYTES = 4096
+"""Room in the manifest for what is not the small files: fingerprint, digest, names' overhead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What an inspection found, and how the source looked meanwhile.
+
+    ``small_bytes`` bounds the small files in the manifest; ``size_bytes`` is what the
+    segment will take in the arena.
+    """
+
+    inspected: Inspected
+    fingerprint: str
+    small_bytes: int
+    size_bytes: int = 0
+
+    @property
+    def inspection(self) -> Inspection:
+        """The part that callers see."""
+        entries = self.inspected.entries
+        ranges = {(e.file_index, e.offset_bytes, e.size_bytes) for e in entries}
+        return Inspection(
+            format_name=self.inspected.format_name,
+            file_names=self.inspected.file_names,
+            tensor_count=len(entries),
+            tensor_bytes=sum(size for _, _, size in ranges),
+            adapter=self.inspected.adapter,
+        )
+
+
+class Sources:
+    """Opens and inspects sources by their URI's scheme."""
+
+    def __init__(self, openers: Mapping[str, SourceOpener], limits: FormatLimits) -> None:
+        self._openers = openers
+        self._limits = limits
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The URI schemes that can be opened."""
+        return tuple(sorted(self._openers))
+
+    def canonical(self, source: Source) -> Source:
+        """Return the source with its URI in the one spelling under which it is kept."""
+        return dataclasses.replace(source, uri=self._opener(source.uri).canonical(source.uri))
+
+    def open(self, source: Source) -> OpenSource:
+        """Open a source."""
+        return self._opener(source.uri).open(source.uri, source.revision)
+
+    def examine(self, opened: OpenSource) -> Examined:
+        """Read an open source's headers and config."""
+        inspected = detect(opened, self._limits)
+        sizes = opened.files()
+        small = sum(sizes[name] + len(name) + 16 for name in inspected.small_files)
+        return Examined(inspected, opened.fingerprint(inspected.all_names), small)
+
+    def inspect(self, source: Source) -> Examined:
+        """Open, examine and close a source."""
+        with self.open(source) as opened:
+            return self.examine(opened)
+
+    def _opener(self, uri: str) -> SourceOpener:
+        scheme = uri.partition("://")[0].lower() if "://" in uri else "file"
+        opener = self._openers.get(scheme)
+        if opener is None:
+            raise InvalidSpec(f"no source for scheme {scheme!r}; there are {', '.join(self.schemes)}", scheme=scheme)
+        return opener
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a segment will look like, before there is room for it."""
+
+    segment_id: str
+    plan: SegmentPlan
+    layout: bytes
+    manifest_bytes_max: int
+    size_bytes: int
+
+
+def outline_segment(arena: Arena, examined: Examined) -> Outline:
+    """Return what a segment of an inspected source will look like."""
+    plan = plan_segment(examined.inspected.entries, packed=examined.inspected.kind is ArtifactKind.ADAPTER)
+    segment_id = arena.new_segment_id()
+    layout = _encode_layout(segment_id, plan)
+    manifest_bytes_max = _manifest_bytes_max(examined)
+    size = arena.segment_size(plan, layout, manifest_bytes_max)
+    return Outline(segment_id, plan, layout, manifest_bytes_max, size)
+
+
+def _encode_layout(segment_id: str, plan: SegmentPlan) -> bytes:
+    layout = Layout(0, (SegmentSpec(0, segment_id, 0, 0),), plan.tensors)
+    return layout_to_proto(layout).SerializeToString()
+
+
+def _manifest_bytes_max(examined: Examined) -> int:
+    names = sum(len(name.encode()) + 8 for name in examined.inspected.file_names)
+    return examined.small_bytes + names + len(examined.fingerprint) + _MANIFEST_SLACK_BYTES
+
+
+def check_kind(spec: ArtifactSpec, found: ArtifactKind) -> None:
+    """Raise InvalidSpec if the source is not of the kind that the spec says."""
+    wanted = ArtifactKind.ADAPTER if spec.base_id else spec.kind
+    if wanted not in (ArtifactKind.UNKNOWN, found):
+        raise InvalidSpec(
+            f"the spec says {wanted.value}, the source is a {found.value}", spec_kind=wanted.value, kind=found.value
+        )
+
+
+def config_of(kind: ArtifactKind, small_files: Mapping[str, bytes]) -> bytes:
+    """Return the config that belongs to the content: of the adapter, or of the base."""
+    name = "adapter_config.json" if kind is ArtifactKind.ADAPTER else "config.json"
+    return small_files.get(name, b"")
+
+
+def read_small_files(source: OpenSource, examined: Examined) -> dict[str, bytes]:
+    """Return the bytes of each file that is kept whole, by its name."""
+    sizes = source.files()
+    return {name: source.read(name, 0, sizes[name]) for name in examined.inspected.small_files}

@@ -1,0 +1,304 @@
+"""The use cases of workers: sessions, acquire, release, load with progress.
+
+A worker's claims hang on its session and end with it. All state lives on the
+event loop. Knows no gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from warmshelf.errors import (
+    DeadlineExceeded,
+    DigestMismatch,
+    Draining,
+    LeaseLost,
+    NotResident,
+    SegmentCorrupt,
+    SessionLost,
+)
+from warmshelf.types import Artifact, ArtifactState, LeaseInfo, LoadPhase, Progress
+from warmshelfd.digesting import content_digest
+from warmshelfd.domain.catalog import Entry
+from warmshelfd.domain.leases import LeaseRecord
+from warmshelfd.inspecting import config_of
+from warmshelfd.loading import Load
+from warmshelfd.memory.segment import Segment
+from warmshelfd.records import to_artifact
+from warmshelfd.residency import Shelved, run_stoppable
+from warmshelfd.shelf import Shelf
+
+T = TypeVar("T")
+
+_PROGRESS_SECONDS = 0.1
+"""Progress is told at most this often."""
+
+_ANSWER_SECONDS_MAX = 0.25
+"""Callers are answered this much before their deadline, so that the answer still reaches them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A newer generation of a leased artifact is READY."""
+
+    lease: LeaseInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The daemon is about to stop."""
+
+
+Notice = Superseded | Stopping
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireOptions:
+    """What a worker asks for; see AcquireLeaseRequest."""
+
+    resident_only: bool = False
+    expected_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease and the segment that it holds."""
+
+    lease: LeaseInfo
+    artifact: Artifact
+    segment: Segment
+
+
+class Leasing:
+    """Sessions and the leases on them."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        # Event loop only: what is still to be told on each open session's stream.
+        self._notices: dict[str, asyncio.Queue[Notice]] = {}
+
+    # --- sessions -----------------------------------------------------------
+
+    def open_session(self, holder: str) -> tuple[str, asyncio.Queue[Notice]]:
+        """Open a session; return its secret ID and the notices to pass on."""
+        if self._shelf.draining:
+            raise Draining("the daemon is stopping")
+        session_id = secrets.token_hex(16)
+        self._shelf.leases.open_session(session_id, holder)
+        queue = self._notices[session_id] = asyncio.Queue()
+        return session_id, queue
+
+    def close_session(self, session_id: str) -> None:
+        """End a session and every lease on it. Idempotent."""
+        if self._notices.pop(session_id, None) is not None:
+            for record in self._shelf.leases.close_session(session_id):
+                self._ended(record)
+
+    def announce_stop(self) -> None:
+        """Refuse new work and tell every session that the daemon is about to stop."""
+        self._shelf.draining = True
+        for queue in self._notices.values():
+            queue.put_nowait(Stopping())
+
+    def announce_ready(self, entry: Entry) -> None:
+        """Tell holders of an older generation that a newer one is READY; learn its digest."""
+        for record in self._shelf.leases.of_artifact(entry.artifact_id):
+            queue = self._notices.get(record.session_id)
+            if record.generation < entry.generation and queue is not None:
+                queue.put_nowait(Superseded(to_lease(record)))
+        self.start_hashing(entry)
+
+    # --- leases -------------------------------------------------------------
+
+    async def acquire(
+        self, session_id: str, artifact_id: str, options: AcquireOptions, timeout: float | None
+    ) -> Granted:
+        """Lease an artifact, loading it if need be; see LeaseService.AcquireLease for the errors."""
+        shelf = self._shelf
+        self._must_be_open(session_id)
+        joined: list[Load] = []  # loads are wanted until the lease is granted, so nobody evicts in between
+        try:
+            entry = await self._ready(artifact_id, options, _until(timeout), joined)
+            self._must_be_open(session_id)  # it may have ended while we waited
+            now = shelf.clock()
+            record = shelf.leases.grant(
+                secrets.token_hex(16),
+                session_id,
+                artifact_id=artifact_id,
+                generation=entry.generation,
+                segment_id=entry.segment_id,
+                now=now,
+            )
+        finally:
+            for load in joined:
+                shelf.flights.leave(load)
+        shelf.catalog.touch(entry, now)
+        segment = shelf.residency.get(entry.segment_id).segment
+        return Granted(to_lease(record, secret=True), to_artifact(entry), segment)
+
+    def _must_be_open(self, session_id: str) -> None:
+        if session_id not in self._notices:
+            raise SessionLost("the session is not open at this daemon; open a new one")
+
+    async def _ready(self, artifact_id: str, options: AcquireOptions, until: float, joined: list[Load]) -> Entry:
+        """Return the artifact once it is READY, checked, and what the caller expects."""
+        shelf = self._shelf
+        while True:
+            entry = shelf.catalog.get(artifact_id)
+            segment_id = entry.segment_id
+            if entry.state is ArtifactState.READY:
+                good = await self._checked(entry, until) and await self._as_expected(entry, options, until)
+                if good and entry.state is ArtifactState.READY and entry.segment_id == segment_id:
+                    return entry
+            elif options.resident_only:
+                raise NotResident(f"{artifact_id!r} is {entry.state.value}", artifact_id=artifact_id)
+            elif entry.state is ArtifactState.EVICTING:
+                await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
+            else:
+                joined.append(self._join(entry))
+                await shelf.flights.wait(joined[-1], until - time.monotonic())
+
+    def _join(self, entry: Entry) -> Load:
+        if self._shelf.draining:
+            raise Draining("the daemon is stopping and begins no load")
+        return self._shelf.flights.join(entry)
+
+    async def _checked(self, entry: Entry, until: float) -> bool:
+        """Say whether the bytes are what was sealed; if not, they are withdrawn."""
+        segment_id = entry.segment_id
+        if self._shelf.residency.get(segment_id).segment.checked:
+            return True
+        try:
+            check = self._shelf.residency.ensure_checked(segment_id)
+            await _within(check, until, f"{entry.artifact_id!r} is being checked")
+        except SegmentCorrupt as error:
+            if entry.state is ArtifactState.READY and entry.segment_id == segment_id:
+                self._shelf.withdraw(entry, error)
+            return False
+        return True
+
+    async def _as_expected(self, entry: Entry, options: AcquireOptions, until: float) -> bool:
+        """Wait for the digest if one is expected, and compare."""
+        expected, pinned = options.expected_digest, entry.spec.source.expected_digest
+        if not expected or expected == pinned:
+            return True
+        if not entry.digest and expected.startswith("blake3:"):
+            hashing = self.start_hashing(entry)
+            if hashing is not None:
+                await _within(asyncio.wait([hashing]), until, f"{entry.artifact_id!r} is being hashed")
+                if not hashing.cancelled() and hashing.exception() is not None:
+                    await hashing
+            return False  # look again
+        if expected != entry.digest:
+            raise DigestMismatch(
+                f"{entry.artifact_id!r} has digest {entry.digest or 'unknown'}, expected {expected}",
+                artifact_id=entry.artifact_id,
+                expected=expected,
+                actual=entry.digest,
+            )
+        return True
+
+    def release(self, session_id: str, lease_id: str) -> None:
+        """End a lease. Releasing an unknown one is fine."""
+        record = self._shelf.leases.release(session_id, lease_id)
+        if record is not None:
+            self._ended(record)
+
+    def _ended(self, record: LeaseRecord) -> None:
+        entry = self._shelf.catalog.find(record.artifact_id)
+        if entry is not None:
+            self._shelf.catalog.touch(entry, self._shelf.clock())
+        self._shelf.settle(record.artifact_id, record.segment_id)
+
+    def leased(self, session_id: str, lease_id: str) -> LeaseRecord:
+        """Return a live lease; LeaseLost if there is none such on this session."""
+        try:
+            return self._shelf.leases.get(session_id, lease_id)
+        except SessionLost as error:
+            raise LeaseLost(error.message) from error
+
+    # --- load ---------------------------------------------------------------
+
+    async def progress(self, artifact_id: str, timeout: float | None) -> AsyncGenerator[Progress, None]:
+        """Make an artifact resident and say how far it is, until it is READY.
+
+        Closing the iterator stops the load unless somebody else wants it.
+        """
+        shelf, until = self._shelf, _until(timeout)
+        entry = shelf.catalog.get(artifact_id)
+        while entry.state is ArtifactState.EVICTING:
+            await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
+        if entry.state is ArtifactState.READY:
+            await shelf.notice_change(entry)
+        else:
+            async for step in self._watch(entry, until):
+                yield step
+        artifact = shelf.get(artifact_id)
+        yield Progress(LoadPhase.SEAL, artifact.size_bytes, artifact.size_bytes, artifact)
+
+    async def _watch(self, entry: Entry, until: float) -> AsyncGenerator[Progress, None]:
+        load = self._join(entry)
+        try:
+            while load.task is not None and not load.task.done() and time.monotonic() < until:
+                yield Progress(load.phase, load.done_bytes, load.total_bytes)
+                await asyncio.wait([load.task], timeout=min(_PROGRESS_SECONDS, max(until - time.monotonic(), 0)))
+            await self._shelf.flights.wait(load, 0)
+        finally:
+            self._shelf.flights.leave(load)
+
+    # --- digests ------------------------------------------------------------
+
+    def start_hashing(self, entry: Entry) -> asyncio.Task[None] | None:
+        """Compute the digest of a resident artifact behind everything else, if it has none."""
+        if entry.digest or entry.state is not ArtifactState.READY:
+            return None
+        shelved = self._shelf.residency.get(entry.segment_id)
+        if shelved.hashing is None or shelved.hashing.done():
+            shelved.hashing = asyncio.get_running_loop().create_task(self._hash(entry, shelved))
+        return shelved.hashing
+
+    async def _hash(self, entry: Entry, shelved: Shelved) -> None:
+        segment = shelved.segment
+        small = {file.name: file.data for file in segment.manifest.small_files}
+        config = config_of(shelved.kind, small)
+        digest = await run_stoppable(
+            self._shelf.hash_threads,
+            lambda stopped: content_digest(segment.layout.tensors, segment.view, config, stopped),
+        )
+        if shelved.entry is entry:
+            await self._shelf.learn_digest(entry, digest)
+
+
+# --- pure parts -------------------------------------------------------------
+
+
+def to_lease(record: LeaseRecord, *, secret: bool = False) -> LeaseInfo:
+    """Return a lease as callers see it; only its holder sees its ID."""
+    return LeaseInfo(
+        record.artifact_id,
+        record.generation,
+        record.holder,
+        record.acquire_time,
+        record.lease_id if secret else "",
+    )
+
+
+def _until(timeout: float | None) -> float:
+    """Return the monotonic time by which the caller must be answered."""
+    if timeout is None:
+        return float("inf")
+    return time.monotonic() + timeout - min(_ANSWER_SECONDS_MAX, timeout / 10)
+
+
+async def _within(awaitable: Awaitable[T], until: float, why: str) -> T:
+    """Await something until the caller must be answered."""
+    left = None if until == float("inf") else max(until - time.monotonic(), 0)
+    try:
+        return await asyncio.wait_for(awaitable, left)
+    except asyncio.TimeoutError:
+        raise DeadlineExceeded(f"time is up: {why}") from None

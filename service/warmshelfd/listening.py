@@ -1,0 +1,158 @@
+"""The daemon's addresses: two gRPC servers, one for Unix sockets and one for TCP.
+
+Two, because keepalive differs: on TCP a peer that vanished must be seen, on a
+Unix socket the kernel tells, and a paused worker keeps its leases. gRPC itself
+takes over a live socket path and shares TCP ports without a word, so a lock file
+and ``so_reuseport=0`` see to it that an address has one daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from warmshelf.errors import DaemonInUse, InvalidConfig
+from warmshelfd.config import Listen
+
+_SERVICES = (
+    "warmshelf.v1.CatalogService",
+    "warmshelf.v1.LeaseService",
+    "warmshelf.v1.TransferService",
+    "warmshelf.v1.CapabilitiesService",
+)
+
+_COMMON_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_send_message_length", 4 << 20),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """Limits of the servers, in gRPC's words.
+
+    ``message_bytes_max`` bounds a request; ``keepalive_seconds`` and
+    ``keepalive_timeout_seconds`` are how often a silent TCP peer is asked, and how long
+    it may take to answer.
+    """
+
+    message_bytes_max: int
+    keepalive_seconds: float
+    keepalive_timeout_seconds: float
+
+
+class Servers:
+    """The gRPC servers of one daemon."""
+
+    def __init__(
+        self,
+        listens: Sequence[Listen],
+        transport: Transport,
+        interceptors: Sequence[grpc.aio.ServerInterceptor],
+        add_services: Callable[[grpc.aio.Server], None],
+    ) -> None:
+        self.health = health.aio.HealthServicer()
+        self.addresses: list[str] = []
+        self._servers: list[grpc.aio.Server] = []
+        self._locks: list[_SocketLock] = []
+        for is_unix in (True, False):
+            mine = [listen for listen in listens if (listen.kind == "unix") is is_unix]
+            if mine:
+                options = (*_COMMON_OPTIONS, *_limits(transport), *(() if is_unix else _keepalive(transport)))
+                server = grpc.aio.server(interceptors=list(interceptors), options=options)
+                add_services(server)
+                health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+                reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+                self._servers.append(server)
+                for listen in mine:
+                    self._bind(server, listen)
+
+    def _bind(self, server: grpc.aio.Server, listen: Listen) -> None:
+        if listen.kind == "unix":
+            self._locks.append(_SocketLock(listen.path))
+        old = os.umask(0o177)  # the socket is its owner's alone
+        try:
+            port = server.add_insecure_port(_target(listen))
+        except RuntimeError as error:
+            raise DaemonInUse(f"cannot listen on {listen}: another process does, or it is no address here") from error
+        finally:
+            os.umask(old)
+        self.addresses.append(f"unix://{listen.path}" if listen.kind == "unix" else f"{_bracket(listen.host)}:{port}")
+
+    async def start(self) -> None:
+        """Accept calls, and say so in the health service."""
+        for server in self._servers:
+            await server.start()
+        await self.set_serving(True)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Set the health of the whole and of each service."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        for name in ("", *_SERVICES):
+            await self.health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Stop accepting calls, give those under way their grace, and free the addresses."""
+        for server in self._servers:
+            await server.stop(grace_seconds)
+        for lock in self._locks:
+            lock.release()
+
+
+def _limits(transport: Transport) -> tuple[tuple[str, int], ...]:
+    return (("grpc.max_receive_message_length", transport.message_bytes_max), ("grpc.max_metadata_size", 16 << 10))
+
+
+def _keepalive(transport: Transport) -> tuple[tuple[str, int], ...]:
+    return (
+        ("grpc.keepalive_time_ms", int(transport.keepalive_seconds * 1000)),
+        ("grpc.keepalive_timeout_ms", int(transport.keepalive_timeout_seconds * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(transport.keepalive_timeout_seconds * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    )
+
+
+def _target(listen: Listen) -> str:
+    return f"unix:{listen.path}" if listen.kind == "unix" else f"{_bracket(listen.host)}:{listen.port}"
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class _SocketLock:
+    """The right to a socket's path: a lock on a file beside it, which a dead daemon cannot hold."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            self._fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise InvalidConfig(f"cannot listen on unix://{path}: {error.strerror}", path=path) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(self._fd)
+            raise DaemonInUse(f"unix://{path} is served by process {pid}", path=path, pid=pid) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        self._remove_socket()  # a dead daemon's leftover: the lock proves that nobody serves it
+
+    def _remove_socket(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def release(self) -> None:
+        """Remove the socket and let others have the path."""
+        self._remove_socket()
+        os.close(self._fd)

@@ -1,0 +1,274 @@
+"""One load: from a source to a sealed segment.
+
+Every step that blocks runs in a thread and stops when the load is cancelled.
+Knows the source, the format, the arena and the registry; it does not know who
+waits for it, nor what state the artifact is in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TypeVar
+
+from warmshelf._wire import KIND_NUMBERS
+from warmshelf.errors import ArenaFull, SourceChanged, SourceChangedDuringLoad, UnsupportedFormat
+from warmshelf.types import ArtifactKind, LoadPhase, Source
+from warmshelf.v1 import manifest_pb2
+from warmshelfd import __version__, failpoints
+from warmshelfd.digesting import Cancelled, content_digest, expect, file_digest, source_digest
+from warmshelfd.inspecting import Examined, Sources, check_kind, config_of, outline_segment, read_small_files
+from warmshelfd.memory.segment import Segment, SegmentWriter
+from warmshelfd.registry.base import Registration, Registry
+from warmshelfd.residency import Residency, Waiters, run_stoppable, run_to_the_end
+from warmshelfd.sources.base import OpenSource
+
+T = TypeVar("T")
+
+
+@dataclass
+class Load:
+    """One load under way. Only the event loop touches it, but for ``done_bytes``.
+
+    ``done_bytes`` is written by the thread that reads and only shown. ``room`` is why
+    it waits for room, while it does.
+    """
+
+    artifact_id: str
+    phase: LoadPhase = LoadPhase.INSPECT
+    done_bytes: int = 0
+    total_bytes: int = 0
+    room: ArenaFull | None = None
+    waiters: Waiters = field(default_factory=Waiters)
+    task: asyncio.Task[None] | None = None
+    error: Exception | None = None
+
+    def enter(self, phase: LoadPhase, total_bytes: int = 0) -> None:
+        """Begin a phase."""
+        self.phase, self.done_bytes, self.total_bytes = phase, 0, total_bytes
+
+    def advance(self, done_bytes: int) -> None:
+        """Note how far the phase is."""
+        self.done_bytes = done_bytes
+
+    def wait_for_room(self, room: ArenaFull | None) -> None:
+        """Note why there is no room, or that there is."""
+        self.room = room
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is loaded: what was known of the artifact, and its source as it is now."""
+
+    known: Registration
+    source: OpenSource
+    examined: Examined
+
+    @property
+    def kind(self) -> ArtifactKind:
+        return self.examined.inspected.kind
+
+
+class Loader:
+    """Carries out loads."""
+
+    def __init__(self, sources: Sources, residency: Residency, registry: Registry, read_threads: int) -> None:
+        self._sources = sources
+        self._residency = residency
+        self._arena = residency.arena
+        self._registry = registry
+        self._read_threads = read_threads
+        # Adapters have their own threads, so they never wait behind a base.
+        self._threads = {
+            ArtifactKind.BASE: executor(4, "load-base"),
+            ArtifactKind.ADAPTER: executor(8, "load-adapter"),
+            ArtifactKind.UNKNOWN: executor(8, "inspect"),
+        }
+
+    async def inspect(self, source: Source) -> Examined:
+        """Inspect a source and say how much room it will take."""
+
+        def inspect(_: Cancelled) -> Examined:
+            examined = self._sources.inspect(source)
+            return dataclasses.replace(examined, size_bytes=outline_segment(self._arena, examined).size_bytes)
+
+        return await self._run(ArtifactKind.UNKNOWN, inspect)
+
+    async def digest_source(self, source: Source) -> str:
+        """Return the content digest that loading the source would give, without keeping its bytes."""
+
+        def digest(cancelled: Cancelled) -> str:
+            with self._sources.open(source) as opened:
+                inspected = (examined := self._sources.examine(opened)).inspected
+                config = config_of(inspected.kind, read_small_files(opened, examined))
+                return source_digest(opened, inspected, config, cancelled)
+
+        return await self._run(ArtifactKind.UNKNOWN, digest)
+
+    async def run(self, known: Registration, load: Load, reserved: Callable[[], None]) -> tuple[Segment, Registration]:
+        """Load an artifact and return its sealed segment and what is to be remembered of it.
+
+        ``reserved`` is called once space is promised. On every way out but success
+        the space, the file and the source are given back.
+        """
+        failpoints.hit("load.started")
+        opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
+        try:
+            await self._run(ArtifactKind.UNKNOWN, lambda _: opened.append(self._sources.open(known.spec.source)))
+            examined = await self._run(ArtifactKind.UNKNOWN, lambda _: self._sources.examine(opened[0]))
+            job = _Job(known, opened[0], examined)
+            check_kind(known.spec, job.kind)
+            must_hash = _must_hash(job)
+            writer = await self._create(job, load, reserved)
+            try:
+                return await self._fill_and_seal(job, load, writer, must_hash)
+            except BaseException:
+                await run_to_the_end(self._threads[job.kind], writer.abort)
+                raise
+        finally:
+            for source in opened:
+                source.close()
+
+    async def _create(self, job: _Job, load: Load, reserved: Callable[[], None]) -> SegmentWriter:
+        outline = await self._run(ArtifactKind.UNKNOWN, lambda _: outline_segment(self._arena, job.examined))
+        load.enter(LoadPhase.RESERVE, outline.size_bytes)
+        reservation = await self._residency.reserve(outline.size_bytes, job.kind, load.wait_for_room)
+        try:
+            reserved()
+            failpoints.hit("load.reserved")
+            return await run_to_the_end(
+                self._threads[job.kind],
+                lambda: self._arena.create(
+                    reservation, outline.plan, outline.layout, outline.manifest_bytes_max, outline.segment_id
+                ),
+            )
+        except BaseException:
+            reservation.release()
+            raise
+
+    async def _fill_and_seal(
+        self, job: _Job, load: Load, writer: SegmentWriter, must_hash: bool
+    ) -> tuple[Segment, Registration]:
+        load.enter(LoadPhase.READ, job.examined.inspection.tensor_bytes)
+        small = await self._run(job.kind, lambda cancelled: self._fill(job, load, writer, cancelled))
+        failpoints.hit("load.read")
+        load.enter(LoadPhase.VERIFY)
+        config = config_of(job.kind, small)
+        digest = await self._run(job.kind, lambda cancelled: _verify(job, writer, config, must_hash, cancelled))
+        failpoints.hit("load.verified")
+        load.enter(LoadPhase.SEAL)
+        manifest = _manifest(job.examined, small, digest)
+        await self._run(job.kind, lambda _: writer.finish(manifest.SerializeToString()))
+        registration = _registration(job, digest, writer)
+        await self._registry.put(registration)  # before the name: a file with a name is always known
+        failpoints.hit("load.recorded")
+        load.enter(LoadPhase.PIN)
+        return await run_to_the_end(self._threads[job.kind], writer.publish), registration
+
+    def _fill(self, job: _Job, load: Load, writer: SegmentWriter, cancelled: Cancelled) -> dict[str, bytes]:
+        names = job.examined.inspected.file_names
+
+        def read(file_index: int, offset: int, view: memoryview) -> None:
+            job.source.read_into(names[file_index], offset, view)
+
+        small = read_small_files(job.source, job.examined)
+        writer.fill(read, threads=self._read_threads, cancelled=cancelled, progress=load.advance)
+        return small
+
+    async def _run(self, kind: ArtifactKind, function: Callable[[Cancelled], T]) -> T:
+        return await run_stoppable(self._threads[kind], function)
+
+    def close(self) -> None:
+        """Wait for the threads to end."""
+        for threads in self._threads.values():
+            threads.shutdown(wait=True)
+
+
+# --- parts ------------------------------------------------------------------
+
+
+def _must_hash(job: _Job) -> bool:
+    """Say whether the digest must be known before sealing.
+
+    Raises:
+        SourceChanged: the source looks different, and nothing can tell whether its bytes are.
+    """
+    known, expected = job.known, job.known.spec.source.expected_digest
+    changed = bool(known.fingerprint) and known.fingerprint != job.examined.fingerprint
+    if changed and not known.digest and not known.follow and not expected:
+        raise SourceChanged(
+            f"the source of {known.artifact_id!r} changed since it was registered, and its digest was not known yet",
+            artifact_id=known.artifact_id,
+        )
+    return changed or bool(expected) or job.kind is ArtifactKind.ADAPTER
+
+
+def _verify(job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:
+    """Check the bytes that were read; return their digest, or "" if nobody needs it yet."""
+    known, expected = job.known, job.known.spec.source.expected_digest
+    digest = content_digest(writer.tensors, writer.data, config, cancelled) if must_hash else ""
+    if expected.startswith("sha256:"):
+        _expect_file(job, cancelled)
+    elif expected:
+        expect(expected, digest, f"artifact {known.artifact_id!r}")
+    if job.source.fingerprint(job.examined.inspected.all_names) != job.examined.fingerprint:
+        raise SourceChangedDuringLoad(
+            f"the source of {known.artifact_id!r} changed while it was read", artifact_id=known.artifact_id
+        )
+    if digest and known.digest and digest != known.digest and not known.follow:
+        raise SourceChanged(
+            f"the source of {known.artifact_id!r} holds other bytes than those it was pinned to",
+            artifact_id=known.artifact_id,
+            expected=known.digest,
+            actual=digest,
+        )
+    return digest
+
+
+def _expect_file(job: _Job, cancelled: Cancelled) -> None:
+    names = job.examined.inspected.file_names
+    if len(names) != 1:
+        raise UnsupportedFormat(
+            f"a sha256 digest is that of one file, the source has {len(names)}", file_count=len(names)
+        )
+    size = job.source.files()[names[0]]
+    actual = file_digest(job.source, names[0], size, cancelled)
+    expect(job.known.spec.source.expected_digest, actual, f"file {names[0]!r}")
+
+
+def _registration(job: _Job, digest: str, writer: SegmentWriter) -> Registration:
+    known = job.known
+    other_bytes = bool(known.segment_id and digest and known.digest and digest != known.digest)
+    return dataclasses.replace(
+        known,
+        kind=job.kind,
+        inspection=job.examined.inspection,
+        fingerprint=job.examined.fingerprint,
+        generation=max(1, known.generation + other_bytes),
+        digest=digest or known.digest,
+        segment_id=writer.segment_id,
+        size_bytes=writer.size_bytes,
+    )
+
+
+def _manifest(examined: Examined, small: Mapping[str, bytes], digest: str) -> manifest_pb2.Manifest:
+    manifest = manifest_pb2.Manifest(
+        kind=KIND_NUMBERS[examined.inspected.kind],
+        fingerprint=examined.fingerprint,
+        digest=digest,
+        format_name=examined.inspected.format_name,
+        file_names=examined.inspected.file_names,
+        small_files=[manifest_pb2.SmallFile(name=name, data=data) for name, data in sorted(small.items())],
+        daemon_version=__version__,
+    )
+    manifest.seal_time.FromDatetime(datetime.now(timezone.utc))
+    return manifest
+
+
+def executor(threads: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool of named threads."""
+    return ThreadPoolExecutor(threads, name)

@@ -1,0 +1,1 @@
+"""The arena: segments on a memory file system, and the budget that bounds them."""

@@ -1,0 +1,174 @@
+"""The arena's books: what of the budget is resident, promised, or still mapped without a name.
+
+Arithmetic under one lock. Knows neither files nor mappings; the caller says what
+the file system has free.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from warmshelf.errors import ArenaFull, LargerThanArena
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaUsage:
+    """The budget and what it is spent on, at one moment.
+
+    Attributes:
+        budget_bytes: what the arena may take in all.
+        resident_bytes: sealed segments that have a name.
+        reserved_bytes: promised to loads under way.
+        unnamed_bytes: files without a name that somebody still maps.
+        free_bytes: what could be reserved now; also bounded by the file system.
+    """
+
+    budget_bytes: int
+    resident_bytes: int
+    reserved_bytes: int
+    unnamed_bytes: int
+    free_bytes: int
+
+
+class Reservation:
+    """Room that is promised to one load, until it is released or has become a segment."""
+
+    def __init__(self, books: Books, size: int) -> None:
+        self.size = size
+        self._books = books
+        # The part of ``size`` that the file system has already given; the books' lock guards it.
+        self.allocated = 0
+
+    def allocate(self, size: int) -> None:
+        """Note that the file system has given so much of it."""
+        self._books.allocate(self, size)
+
+    def release(self) -> None:
+        """Give the room back. Idempotent, and without effect once something has become of it."""
+        self._books.end(self)
+
+    def become_resident(self, size: int) -> None:
+        """Turn the room into that of a segment with a name. Once."""
+        self._books.end(self, resident_bytes=size)
+
+    def become_unnamed(self, size: int) -> None:
+        """Turn the room into that of a file that has lost its name. Once."""
+        self._books.end(self, unnamed_bytes=size)
+
+    def not_given(self, size: int, why: str) -> ArenaFull:
+        """Return the error for room that was promised here and that the file system did not give."""
+        return _arena_full(size, self._books.usage(), why)
+
+
+class Books:
+    """Who has what of the budget.
+
+    Every figure errs on the side of "taken" while something moves: a file is
+    allocated before that is noted, and freed before that is noted.
+    """
+
+    def __init__(self, budget_bytes: int, volume_free: Callable[[], int]) -> None:
+        self._budget = budget_bytes
+        self._volume_free = volume_free
+        self._lock = threading.Lock()
+        # Guarded by the lock.
+        self._resident = 0
+        self._unnamed = 0
+        self._reservations: set[Reservation] = set()
+
+    def usage(self) -> ArenaUsage:
+        """Return all sums; the file system is asked anew."""
+        with self._lock:
+            return self._usage()
+
+    def reserve(self, size: int) -> Reservation:
+        """Promise room.
+
+        Raises:
+            LargerThanArena: there can never be so much.
+            ArenaFull: there is not so much now.
+        """
+        with self._lock:
+            usage = self._usage()
+            _check_fits(size, usage, usage.free_bytes)
+            reservation = Reservation(self, size)
+            self._reservations.add(reservation)
+            return reservation
+
+    def allocate(self, reservation: Reservation, size: int) -> None:
+        """Note that the file system has given so much of a reservation."""
+        with self._lock:
+            reservation.allocated += size
+
+    def end(self, reservation: Reservation, *, resident_bytes: int = 0, unnamed_bytes: int = 0) -> None:
+        """End a reservation, if it has not ended; say what has become of it."""
+        with self._lock:
+            self._reservations.discard(reservation)
+            self._resident += resident_bytes
+            self._unnamed += unnamed_bytes
+
+    def add_resident(self, size: int) -> None:
+        """Count a segment that was there before we were.
+
+        Raises:
+            LargerThanArena, ArenaFull: the budget does not allow it.
+        """
+        with self._lock:
+            usage = self._usage()
+            _check_fits(size, usage, _unspent(usage))
+            self._resident += size
+
+    def remove_resident(self, size: int, *, unnamed_bytes: int = 0) -> None:
+        """Stop counting a segment; say how much of it lives on without a name."""
+        with self._lock:
+            self._resident -= size
+            self._unnamed += unnamed_bytes
+
+    def add_unnamed(self, size: int) -> None:
+        """Count a file that has lost its name."""
+        with self._lock:
+            self._unnamed += size
+
+    def remove_unnamed(self, size: int) -> None:
+        """Stop counting a file without a name: it is gone."""
+        with self._lock:
+            self._unnamed -= size
+
+    def _usage(self) -> ArenaUsage:
+        reserved = sum(r.size for r in self._reservations)
+        allocated = sum(min(r.allocated, r.size) for r in self._reservations)
+        usage = ArenaUsage(self._budget, self._resident, reserved, self._unnamed, 0)
+        free = min(_unspent(usage), self._volume_free() - (reserved - allocated))
+        return ArenaUsage(self._budget, self._resident, reserved, self._unnamed, max(free, 0))
+
+
+def _unspent(usage: ArenaUsage) -> int:
+    return usage.budget_bytes - usage.resident_bytes - usage.reserved_bytes - usage.unnamed_bytes
+
+
+def _check_fits(size: int, usage: ArenaUsage, free_bytes: int) -> None:
+    if size > usage.budget_bytes:
+        raise LargerThanArena(
+            f"{size} bytes can never fit into an arena of {usage.budget_bytes} bytes",
+            needed_bytes=size,
+            budget_bytes=usage.budget_bytes,
+        )
+    if size > free_bytes:
+        raise _arena_full(size, usage)
+
+
+def _arena_full(size: int, usage: ArenaUsage, why: str = "") -> ArenaFull:
+    """Return the error that says how much was wanted and what there is."""
+    return ArenaFull(
+        f"no room for {size} bytes{why}: {usage.free_bytes} of {usage.budget_bytes} bytes are free, "
+        f"{usage.resident_bytes} resident, {usage.reserved_bytes} reserved, {usage.unnamed_bytes} still mapped "
+        f"without a name",
+        needed_bytes=size,
+        free_bytes=usage.free_bytes,
+        budget_bytes=usage.budget_bytes,
+        resident_bytes=usage.resident_bytes,
+        reserved_bytes=usage.reserved_bytes,
+        unnamed_bytes=usage.unnamed_bytes,
+    )

@@ -1,0 +1,89 @@
+"""Bringing a segment's data in: each part is allocated, read and given its CRCs while it is hot.
+
+The order is what is fastest on a memory file system: the source reads straight
+into the mapping, and a block's CRC is computed right after it was read. Nothing is
+copied. Knows neither sources nor the arena.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import crc32c
+
+from warmshelf.errors import LoadCancelled
+from warmshelf.segment import BLOCK_BYTES, Section, block_count
+from warmshelfd import failpoints
+from warmshelfd.domain.extents import SegmentPlan
+from warmshelfd.memory.parts import PART_BYTES, blocks_in, extents_in, ranges, take_in_turn
+
+READ_BYTES = BLOCK_BYTES
+"""What is asked of a source at once. More would be out of the processor's reach before its CRC is computed."""
+
+Read = Callable[[int, int, memoryview], None]
+"""Fills the view with a file's bytes: file index, offset in the file, view."""
+
+
+@dataclass
+class Filling:
+    """One segment being filled.
+
+    Attributes:
+        view: the whole segment, writable.
+        plan: what to read.
+        data: the segment's data section.
+        allocate: makes the file system give a range (start, size); called before the range is touched.
+        read: reads from the source.
+        cancelled: asked before every read.
+        progress: told the bytes read so far.
+        crcs: the CRC of each block, as far as they are known.
+    """
+
+    view: memoryview
+    plan: SegmentPlan
+    data: Section
+    allocate: Callable[[int, int], None]
+    read: Read
+    cancelled: Callable[[], bool]
+    progress: Callable[[int], None]
+    crcs: array[int] = field(init=False)
+    _done_bytes: int = 0
+    _counting: threading.Lock = field(default_factory=threading.Lock)  # guards _done_bytes and the order of progress
+
+    def __post_init__(self) -> None:
+        self.crcs = array("I", bytes(4 * block_count(self.data)))
+
+    def run(self, threads: int) -> None:
+        """Fill the segment; the first error of any thread is raised when all have stopped."""
+        take_in_turn(list(ranges(0, len(self.view), PART_BYTES)), self._fill_part, threads)
+
+    def _fill_part(self, part: tuple[int, int], failed: Callable[[], bool]) -> None:
+        start, end = part
+        failpoints.hit("load.part")
+        self.allocate(start, end - start)
+        for first, last in ranges(start, end, READ_BYTES):
+            if failed():
+                return
+            if self.cancelled():
+                raise LoadCancelled(f"the load was stopped at byte {first} of {len(self.view)}")
+            self._read(first, last)
+            self._note_crcs(first, last)
+
+    def _read(self, start: int, end: int) -> None:
+        done = 0
+        for extent in extents_in(self.plan.extents, start, end):
+            with self.view[extent.segment_offset : extent.segment_offset + extent.size] as view:
+                self.read(extent.file_index, extent.file_offset, view)
+            done += extent.size
+        if done:
+            with self._counting:
+                self._done_bytes += done
+                self.progress(self._done_bytes)
+
+    def _note_crcs(self, start: int, end: int) -> None:
+        for index, first, last in blocks_in(self.data, start, end):
+            with self.view[first:last] as block:
+                self.crcs[index] = crc32c.crc32c(block)

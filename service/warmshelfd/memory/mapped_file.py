@@ -1,0 +1,128 @@
+"""One file of the arena, open and mapped, and the question whether anybody else uses it.
+
+Knows nothing of what is in the file, nor of budgets.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import signal
+from contextlib import suppress
+from stat import S_ISREG
+
+from warmshelf.errors import SegmentCorrupt
+
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Neither a link planted under a segment's name is followed, nor a pipe waited for."""
+
+_WRITE_BITS = 0o222
+_STAT_BLOCK_BYTES = 512
+
+
+class MappedFile:
+    """A file that is open, and mapped as a whole until ``unmap``.
+
+    Descriptor and mapping share one open file. So the kernel's answer to
+    ``is_used_elsewhere`` is about everybody but us, and asking takes neither the
+    mapping nor its page locks away.
+
+    Not for several threads at once, except for reading the mapping.
+    """
+
+    def __init__(self, fd: int, *, writable: bool = False) -> None:
+        """Take over the descriptor and map the file, unless it is empty."""
+        self._fd = fd
+        self.size_bytes = os.fstat(fd).st_size
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self._map = mmap.mmap(fd, self.size_bytes, access=access) if self.size_bytes else None
+
+    @classmethod
+    def open(cls, directory_fd: int, name: str) -> MappedFile:
+        """Open an existing file for reading and map it.
+
+        Raises:
+            OSError: there is none, or it is a symbolic link.
+        """
+        fd = os.open(name, _READ_FLAGS, dir_fd=directory_fd)
+        try:
+            return cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def fd(self) -> int:
+        """The open descriptor."""
+        return self._fd
+
+    @property
+    def map(self) -> mmap.mmap:
+        """The mapping.
+
+        Raises:
+            ValueError: there is none any more.
+        """
+        if self._map is None:
+            raise ValueError("the file is not mapped")
+        return self._map
+
+    def check_sealed(self, name: str) -> None:
+        """Check that the file is one that only a daemon of this user can have sealed.
+
+        A file with holes is refused too: on a full file system reading a hole is a SIGBUS.
+
+        Raises:
+            SegmentCorrupt: it is not.
+        """
+        stat = os.fstat(self._fd)
+        faults = {
+            "is not a regular file": not S_ISREG(stat.st_mode),
+            "belongs to another user": stat.st_uid != os.geteuid(),
+            "has more than one name": stat.st_nlink != 1,
+            "can be written to": bool(stat.st_mode & _WRITE_BITS),
+            "has holes": stat.st_blocks * _STAT_BLOCK_BYTES < stat.st_size,
+        }
+        for fault, found in faults.items():
+            if found:
+                raise SegmentCorrupt(f"file {name!r} {fault}", segment=name, size_bytes=stat.st_size)
+
+    def is_used_elsewhere(self) -> bool:
+        """Say whether anybody else has the file open or mapped.
+
+        The kernel grants a write lease exactly when nobody has; it is given back at
+        once. Where the kernel offers none, the answer is no.
+        """
+        if self._fd < 0:
+            return False
+        # Who opens the file while we have the lease makes the kernel send us a signal:
+        # one that is ignored by default, not SIGIO, which kills.
+        fcntl.fcntl(self._fd, fcntl.F_SETSIG, signal.SIGURG)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        with suppress(OSError):  # another thread asked too, and gave it back before us
+            fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return False
+
+    def unmap(self) -> bool:
+        """Drop the mapping; say False, and keep it, while somebody here still has a view of it."""
+        try:
+            if self._map is not None:
+                self._map.close()
+        except BufferError:
+            return False
+        self._map = None
+        return True
+
+    def close(self) -> None:
+        """Close the descriptor and drop the mapping, now or with the last view of it. Idempotent."""
+        self.unmap()
+        self._map = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

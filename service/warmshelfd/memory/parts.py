@@ -1,0 +1,82 @@
+"""Work on a segment in parts: which ranges, which reads fill them, and threads that take them in turn.
+
+Arithmetic and threads; knows neither files nor memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
+from warmshelfd.domain.extents import Extent
+
+PART_BYTES = 32 * BLOCK_BYTES
+"""What a thread takes at a time: allocated in one call, small enough that two threads end together."""
+
+T = TypeVar("T")
+
+
+def ranges(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
+    """Cut a range at the multiples of ``step``."""
+    while start < end:
+        stop = min((start // step + 1) * step, end)
+        yield start, stop
+        start = stop
+
+
+def extents_in(extents: Sequence[Extent], start: int, end: int) -> Iterator[Extent]:
+    """Return what of the extents lies in a range of the segment, each cut to it."""
+    at = max(bisect_right(extents, start, key=lambda e: e.segment_offset) - 1, 0)
+    while at < len(extents) and extents[at].segment_offset < end:
+        extent = extents[at]
+        first, last = max(start, extent.segment_offset), min(end, extent.segment_offset + extent.size)
+        if first < last:
+            skipped = first - extent.segment_offset
+            yield Extent(extent.file_index, extent.file_offset + skipped, first, last - first)
+        at += 1
+
+
+def blocks_in(data: Section, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Return index and range of every block that begins in a range of the segment, which is cut at blocks."""
+    first = data.offset // BLOCK_BYTES
+    for index in range(max(start // BLOCK_BYTES - first, 0), min(-(-end // BLOCK_BYTES) - first, block_count(data))):
+        yield index, *block_range(data, index)
+
+
+def take_in_turn(items: Sequence[T], work: Callable[[T, Callable[[], bool]], None], threads: int) -> None:
+    """Do the work for every item; the first error stops all and is raised.
+
+    Args:
+        items: what there is to do.
+        work: gets an item, and a predicate that says whether another thread has failed.
+        threads: how many take items at once; the calling thread is one of them.
+    """
+    errors: list[BaseException] = []
+    pending = iter(items)
+    turn = threading.Lock()  # guards pending
+
+    def run() -> None:
+        while not errors:
+            with turn:
+                item = next(pending, None)
+            if item is None:
+                return
+            try:
+                work(item, lambda: bool(errors))
+            except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
+                errors.append(error)
+
+    others = [threading.Thread(target=run) for _ in range(min(threads, len(items)) - 1)]
+    for thread in others:
+        thread.start()
+    run()
+    for thread in others:
+        thread.join()
+    if errors:
+        try:
+            raise errors[0]
+        finally:
+            errors.clear()  # or the error's own traceback would keep it, and views in its frames, alive

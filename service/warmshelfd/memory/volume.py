@@ -1,0 +1,117 @@
+"""What the file system under the arena is: its page size, its size, what it has free.
+
+Knows tmpfs with and without huge pages, hugetlbfs, and anything else as plain
+4 KiB pages. Knows nothing of segments or budgets.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+SMALL_PAGE_BYTES = 4096
+"""What a page takes unless the mount says otherwise."""
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage")
+_HUGETLB = Path("/sys/kernel/mm/hugepages")
+_HUGE_MOUNT_OPTIONS = frozenset({"huge=always", "huge=within_size"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One file system as the kernel lists it."""
+
+    type_name: str
+    options: frozenset[str]
+
+
+def find_mount(mountinfo: str, device: int) -> Mount:
+    """Return the mounted file system that has this device number."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, super_fields = left.split(), right.split()
+        if len(fields) > 2 and fields[2] == wanted and len(super_fields) > 2:  # noqa: PLR2004
+            return Mount(super_fields[0], frozenset(super_fields[2].split(",")))
+    return Mount("unknown", frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """The file system that holds a directory.
+
+    Attributes:
+        directory_fd: a descriptor of that directory; whoever made the volume closes it.
+        type_name: such as ``tmpfs``.
+        page_size_bytes: what the size of a file is rounded up to.
+    """
+
+    directory_fd: int
+    type_name: str
+    page_size_bytes: int
+
+    @classmethod
+    def of(cls, directory_fd: int) -> Volume:
+        """Look at the file system that holds the open directory."""
+        mount = find_mount(_MOUNTS.read_text(), os.fstat(directory_fd).st_dev)
+        return cls(directory_fd, mount.type_name, _page_size(mount, directory_fd))
+
+    @property
+    def is_hugetlb(self) -> bool:
+        """Whether its pages come from the node's set of huge pages and are never swapped."""
+        return self.type_name == "hugetlbfs"
+
+    def total_bytes(self) -> int:
+        """Return how large the file system can grow; 0 if it does not say."""
+        stat = os.statvfs(self.directory_fd)
+        return self._within_huge_pages(stat.f_blocks * stat.f_frsize, stat.f_blocks, "nr_hugepages")
+
+    def free_bytes(self) -> int:
+        """Return what can be allocated now, read anew."""
+        stat = os.statvfs(self.directory_fd)
+        taken = self._huge_pages("resv_hugepages") if self.is_hugetlb else 0
+        return self._within_huge_pages(stat.f_bavail * stat.f_frsize, stat.f_blocks, "free_hugepages", taken)
+
+    def _within_huge_pages(self, said_bytes: int, said_blocks: int, counter: str, taken: int = 0) -> int:
+        """Return what statvfs said, for hugetlbfs bounded by the node's pages.
+
+        Mounted without ``size=``, hugetlbfs says 0 blocks and the node's counters
+        alone are right.
+        """
+        if not self.is_hugetlb:
+            return said_bytes
+        pages_bytes = (self._huge_pages(counter) - taken) * self.page_size_bytes
+        return min(said_bytes, pages_bytes) if said_blocks else pages_bytes
+
+    def _huge_pages(self, counter: str) -> int:
+        return _read_number(_HUGETLB / f"hugepages-{self.page_size_bytes >> 10}kB" / counter)
+
+
+def _page_size(mount: Mount, directory_fd: int) -> int:
+    if mount.type_name == "hugetlbfs":
+        return os.statvfs(directory_fd).f_bsize
+    if mount.type_name == "tmpfs" and _is_huge(mount):
+        return _read_number(_TRANSPARENT / "hpage_pmd_size") or SMALL_PAGE_BYTES
+    return SMALL_PAGE_BYTES
+
+
+def _is_huge(mount: Mount) -> bool:
+    """Say whether a tmpfs gives huge pages; the kernel's own switch can overrule its mount."""
+    switch = _read_text(_TRANSPARENT / "shmem_enabled")
+    if "[deny]" in switch:
+        return False
+    return "[force]" in switch or not _HUGE_MOUNT_OPTIONS.isdisjoint(mount.options)
+
+
+def _read_number(path: Path) -> int:
+    """Return the number in a file of sysfs; 0 where the kernel has no such file."""
+    return int(_read_text(path) or 0)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,57 @@
+"""Between a catalog entry, what the registry keeps of it, and what callers see of it."""
+
+from __future__ import annotations
+
+from warmshelf.types import Artifact
+from warmshelfd.domain.catalog import Entry
+from warmshelfd.registry.base import Registration
+
+_REMEMBERED = (
+    "spec",
+    "kind",
+    "register_time",
+    "keep_resident",
+    "follow",
+    "inspection",
+    "fingerprint",
+    "generation",
+    "digest",
+    "segment_id",
+    "size_bytes",
+)
+
+
+def to_registration(entry: Entry) -> Registration:
+    """Return what is to be remembered of an artifact."""
+    return Registration(artifact_id=entry.artifact_id, **{name: getattr(entry, name) for name in _REMEMBERED})
+
+
+def remember(entry: Entry, registration: Registration) -> None:
+    """Make an entry say what was remembered."""
+    for name in _REMEMBERED:
+        setattr(entry, name, getattr(registration, name))
+
+
+def to_entry(registration: Registration) -> Entry:
+    """Return a new entry, REGISTERED, of what was remembered."""
+    return Entry(artifact_id=registration.artifact_id, **{name: getattr(registration, name) for name in _REMEMBERED})
+
+
+def to_artifact(entry: Entry) -> Artifact:
+    """Return the artifact as it is now."""
+    return Artifact(
+        artifact_id=entry.artifact_id,
+        spec=entry.spec,
+        kind=entry.kind,
+        state=entry.state,
+        generation=entry.generation,
+        size_bytes=entry.size_bytes,
+        digest=entry.digest,
+        failure=entry.failure,
+        inspection=entry.inspection,
+        pinned=entry.pinned,
+        register_time=entry.register_time,
+        last_use_time=entry.last_use_time,
+        keep_resident=entry.keep_resident,
+        follow=entry.follow,
+    )

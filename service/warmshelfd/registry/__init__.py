@@ -1,0 +1,1 @@
+"""Where registrations are kept."""

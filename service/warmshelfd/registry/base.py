@@ -1,0 +1,69 @@
+"""Where registrations are kept, so that an ID survives eviction and restarts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import datetime
+
+from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """All that must be remembered of one artifact.
+
+    Attributes:
+        artifact_id: its ID.
+        spec: as registered, the URI in canonical form.
+        kind: as read from the source; UNKNOWN while inspection is deferred.
+        register_time: when, in UTC.
+        keep_resident, follow: as registered.
+        inspection: what the headers told; None while deferred.
+        fingerprint: how the source looked when its bytes were pinned; "" if never inspected.
+        generation: 0 before the first load.
+        digest: of this generation; "" until known.
+        segment_id: the segment that holds, or held, this generation; "" if never loaded.
+        size_bytes: of that segment's file; 0 if not known.
+    """
+
+    artifact_id: str
+    spec: ArtifactSpec
+    kind: ArtifactKind
+    register_time: datetime
+    keep_resident: bool = False
+    follow: bool = False
+    inspection: Inspection | None = None
+    fingerprint: str = ""
+    generation: int = 0
+    digest: str = ""
+    segment_id: str = ""
+    size_bytes: int = 0
+
+
+class Registry(ABC):
+    """Keeps registrations. When a method has returned, what it did survives SIGKILL.
+
+    Writes of one registry take effect in the order in which they were called.
+    Every method may raise Internal if the store itself fails; the message names it.
+    """
+
+    @abstractmethod
+    async def load_all(self) -> list[Registration]:
+        """Return everything known, by ID. Records that cannot be read are left out and logged."""
+
+    @abstractmethod
+    async def put(self, registration: Registration) -> None:
+        """Insert or replace the registration of its ID.
+
+        Raises:
+            InvalidSpec: its config and names are larger than a registry keeps.
+        """
+
+    @abstractmethod
+    async def delete(self, artifact_id: str) -> None:
+        """Forget an ID. Forgetting an unknown one is fine."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish pending writes and close. Idempotent."""

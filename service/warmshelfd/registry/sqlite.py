@@ -1,0 +1,240 @@
+"""Registrations in one SQLite file on the node.
+
+A thread of its own does all that touches the file. Callers hand it work in order
+and wait without blocking the event loop; what queues up while one commit reaches
+the disk goes into the next one together. It knows nothing of an artifact but its
+ID and its record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from warmshelf.errors import DaemonInUse, Internal, InvalidConfig, WarmshelfError
+from warmshelfd.registry.base import Registration, Registry
+from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
+
+SCHEMA = 1
+"""The file's ``user_version``. A file of a newer schema is refused and not touched."""
+
+_log = logging.getLogger(__name__)
+
+_Work = Callable[[sqlite3.Connection], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Work for the thread, and whom to tell."""
+
+    work: _Work
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Any]
+
+
+class SqliteRegistry(Registry):
+    """A registry in a file, which nobody else can open until ``close`` or the end of the process.
+
+    Opening blocks: it is for the start of the daemon.
+
+    Raises:
+        InvalidConfig: the file cannot be opened, is damaged, no registry, or of a newer release.
+        DaemonInUse: another process has it open.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
+        # What the thread has still to do, in order; None ends it, and nothing comes after.
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._closed = False  # whether that None is queued; belongs to the event loop's thread
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="registry", daemon=True)
+        self._thread.start()
+        opened.result()
+
+    def __repr__(self) -> str:
+        return f"<SqliteRegistry {self._path}{' closed' if self._closed else ''}>"
+
+    async def load_all(self) -> list[Registration]:
+        """As the interface says; the records are read on the thread too, there may be many."""
+        registrations: list[Registration] = await self._do(_load_all)
+        return registrations
+
+    async def put(self, registration: Registration) -> None:
+        """As the interface says."""
+        try:
+            row = registration.artifact_id, registration_to_json(registration)
+        except BadRecord as error:
+            raise Internal(f"registry {self._path}: {error}") from error
+        await self._do(lambda connection: connection.execute("REPLACE INTO registrations VALUES (?, ?)", row))
+
+    async def delete(self, artifact_id: str) -> None:
+        """As the interface says."""
+        key = (artifact_id,)
+        await self._do(lambda connection: connection.execute("DELETE FROM registrations WHERE artifact_id = ?", key))
+
+    async def close(self) -> None:
+        """As the interface says."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    async def _do(self, work: _Work) -> Any:
+        """Let the thread do it, and wait until it is durable. Who stops waiting does not stop the work."""
+        if self._closed:
+            raise Internal(f"registry {self._path} is closed")
+        loop = asyncio.get_running_loop()
+        job = _Job(work, loop, loop.create_future())
+        self._jobs.put(job)
+        return await job.done
+
+    # --- on the thread ------------------------------------------------------
+
+    def _run(self, opened: Future[None]) -> None:
+        try:
+            connection = _open(self._path)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the registry is opened
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
+        last = False
+        while not last:
+            queued = self._next_jobs()
+            last = queued[-1] is None
+            if jobs := [job for job in queued if job]:
+                self._commit(connection, jobs)
+        connection.close()
+
+    def _next_jobs(self) -> list[_Job | None]:
+        """Wait for a job, and return it with all that have queued up behind it."""
+        jobs = [self._jobs.get()]
+        with suppress(Empty):
+            while True:
+                jobs.append(self._jobs.get_nowait())
+        return jobs
+
+    def _commit(self, connection: sqlite3.Connection, jobs: Sequence[_Job]) -> None:
+        """Do the jobs in one transaction, and tell everybody how it went."""
+        try:
+            connection.execute("BEGIN")
+            results = [job.work(connection) for job in jobs]
+            connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
+            with suppress(sqlite3.Error):
+                connection.rollback()
+            for job in jobs:
+                _tell(job, error=Internal(f"registry {self._path}: {error}"))
+        else:
+            for job, result in zip(jobs, results, strict=True):
+                _tell(job, result)
+
+
+def _tell(job: _Job, result: Any = None, error: WarmshelfError | None = None) -> None:
+    with suppress(RuntimeError):  # the loop was closed: nobody waits
+        job.loop.call_soon_threadsafe(_settle, job.done, result, error)
+
+
+def _settle(done: asyncio.Future[Any], result: Any, error: WarmshelfError | None) -> None:
+    if done.cancelled():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
+
+
+# --- the file ----------------------------------------------------------------
+
+
+def _open(path: str) -> sqlite3.Connection:
+    try:
+        _make_file(path)
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+    except (OSError, sqlite3.Error) as error:
+        raise InvalidConfig(f"registry {path} cannot be opened: {error}", path=path) from error
+    try:
+        _prepare(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        if "locked" in str(error):
+            raise DaemonInUse(f"registry {path} is in use by another process", path=path) from error
+        raise InvalidConfig(f"registry {path} is not usable: {error}; {_ADVICE}", path=path) from error
+    except WarmshelfError:
+        connection.close()
+        raise
+    return connection
+
+
+_ADVICE = "move it away to begin with an empty one"
+
+
+def _make_file(path: str) -> None:
+    """Make what is missing of the file and its directories, for its owner only."""
+    directory = os.path.dirname(path)
+    missing = []
+    while not os.path.isdir(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    for directory in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+    with suppress(FileExistsError):  # not opened then: closing a second descriptor would drop SQLite's locks
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _prepare(connection: sqlite3.Connection, path: str) -> None:
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    fault = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if fault != "ok":
+        raise InvalidConfig(f"registry {path} is damaged: {fault}; {_ADVICE}", path=path)
+    schema = _schema(connection, path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    if schema == 0:
+        connection.execute("BEGIN")
+        connection.execute("CREATE TABLE registrations (artifact_id TEXT NOT NULL PRIMARY KEY, record TEXT NOT NULL)")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.execute("COMMIT")
+    connection.text_factory = bytes  # a record that is not even text must not hide the others
+
+
+def _schema(connection: sqlite3.Connection, path: str) -> int:
+    """Return the file's schema; 0 if it is new."""
+    schema = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if schema > SCHEMA:
+        raise InvalidConfig(
+            f"registry {path} was written by a newer release: schema {schema}, this one knows up to {SCHEMA}",
+            path=path,
+            schema_number=schema,
+            schema_number_max=SCHEMA,
+        )
+    if (schema == 0) != (tables == 0):
+        raise InvalidConfig(f"{path} is an SQLite file, but no registry; {_ADVICE}", path=path)
+    return schema
+
+
+def _load_all(connection: sqlite3.Connection) -> list[Registration]:
+    rows = connection.execute("SELECT artifact_id, record FROM registrations ORDER BY artifact_id COLLATE NOCASE")
+    return [registration for row in rows if (registration := _read(*row))]
+
+
+def _read(artifact_id: bytes, record: bytes) -> Registration | None:
+    try:
+        registration = registration_from_json(record.decode("ascii"))
+        if registration.artifact_id.encode() != artifact_id:
+            raise BadRecord(f"is the record of {registration.artifact_id!r}")
+    except ValueError as error:
+        _log.warning("the record of %r is left out (%s)", artifact_id.decode("ascii", "backslashreplace"), error)
+        return None
+    return registration

@@ -1,0 +1,317 @@
+"""Which segments are in memory, who holds them, and how room is made for more.
+
+Acts out what ``domain.placement`` decides. Everything here runs on the event
+loop; unlinking, mapping and probing go to threads. Knows no source and no gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from warmshelf.errors import ArenaFull, LargerThanArena, SegmentCorrupt
+from warmshelf.types import ArtifactKind
+from warmshelfd import failpoints
+from warmshelfd.domain.catalog import Catalog, Entry
+from warmshelfd.domain.leases import LeaseTable
+from warmshelfd.domain.placement import ArenaView, Fits, Need, Never, Resident, Wait, plan
+from warmshelfd.domain.state import Event
+from warmshelfd.memory.arena import Arena, Reservation
+from warmshelfd.memory.segment import Segment
+
+T = TypeVar("T")
+
+_CHECK_THREADS = 2
+"""Two threads check CRCs at memory speed; more would take cores from serving."""
+
+_LOOK_AGAIN_SECONDS = 0.25
+"""Who waits for room looks again this often: nobody tells us when a mapping ends."""
+
+
+@dataclass
+class Waiters:
+    """How many callers want an artifact's bytes and have no lease on them yet."""
+
+    count: int = 0
+
+
+@dataclass
+class Shelved:
+    """One segment in memory. Only the event loop touches it.
+
+    ``entry`` is the artifact whose bytes these are, None once they have no name.
+    ``streams`` counts reads under way; ``mapped`` is what the last probe found.
+    ``checking`` is the check of its blocks, which others wait for; ``hashing`` is
+    work on its bytes that may be stopped at any time. ``waiters`` asked for the load
+    that brought it.
+    """
+
+    segment: Segment
+    kind: ArtifactKind
+    entry: Entry | None
+    waiters: Waiters
+    streams: int = 0
+    mapped: bool = False
+    checking: asyncio.Task[None] | None = None
+    hashing: asyncio.Task[None] | None = None
+
+
+class Residency:
+    """The segments in memory."""
+
+    def __init__(self, arena: Arena, catalog: Catalog, leases: LeaseTable, threads: Executor, floor_bytes: int) -> None:
+        self.arena = arena
+        self._catalog = catalog
+        self._leases = leases
+        self._threads = threads
+        self._floor_bytes = floor_bytes
+        # Event loop only. Bytes without a name stay here until nobody holds them.
+        self._shelved: dict[str, Shelved] = {}
+        # First come, first served: one queue for adapters, one for bases.
+        self._turns = {kind: asyncio.Lock() for kind in ArtifactKind}
+        self._changed = asyncio.Event()
+        self._unlinking: set[asyncio.Task[None]] = set()
+
+    # --- what is here -------------------------------------------------------
+
+    def add(self, segment: Segment, entry: Entry, waiters: Waiters) -> None:
+        """Take in a sealed segment as the bytes of an artifact."""
+        self._shelved[segment.segment_id] = Shelved(segment, entry.kind, entry, waiters)
+
+    def get(self, segment_id: str) -> Shelved:
+        """Return a segment in memory; whoever asks holds a lease on it.
+
+        Raises:
+            SegmentCorrupt: it is gone, which a lease should have prevented.
+        """
+        shelved = self._shelved.get(segment_id)
+        if shelved is None:
+            raise SegmentCorrupt("the segment is no longer in memory")
+        return shelved
+
+    def changed(self) -> asyncio.Event:
+        """Return an event that is set at the next change of anything in here."""
+        return self._changed
+
+    def notify(self) -> None:
+        """Wake everybody who waits for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # --- making room --------------------------------------------------------
+
+    async def reserve(self, size: int, kind: ArtifactKind, waiting: Callable[[ArenaFull | None], None]) -> Reservation:
+        """Return a reservation, evicting and waiting for as long as it takes.
+
+        ``waiting`` is told why there is no room, with the numbers, and None when there is.
+
+        Raises:
+            LargerThanArena: it can never fit; nobody was evicted.
+        """
+        async with self._turns[kind]:
+            while True:
+                changed = self._changed
+                reservation = await self._try_reserve(size, kind, waiting)
+                if reservation is not None:
+                    waiting(None)
+                    return reservation
+                await _wait_briefly(changed)
+
+    async def _try_reserve(
+        self, size: int, kind: ArtifactKind, waiting: Callable[[ArenaFull | None], None]
+    ) -> Reservation | None:
+        for shelved in self._shelved.values():
+            shelved.mapped = False  # whatever was mapped the last time is probed again
+        evicted = False
+        while not evicted:
+            decision = plan(Need(size, kind), self._view(), self._residents())
+            if isinstance(decision, Never):
+                raise LargerThanArena(
+                    f"{size} bytes can never fit into an arena of {decision.budget_bytes} bytes",
+                    needed_bytes=size,
+                    budget_bytes=decision.budget_bytes,
+                )
+            if isinstance(decision, Wait):
+                waiting(self._full(size, decision.held_bytes))
+                return None
+            evicted = await self._evict_all(decision)
+        try:
+            return self.arena.reserve(size)
+        except ArenaFull as error:
+            waiting(error)
+            return None
+
+    async def _evict_all(self, decision: Fits) -> bool:
+        """Evict the victims one after another; stop and say False if one turns out to be mapped."""
+        for victim in decision.victims:
+            shelved = self._shelved.get(victim.segment_id)
+            if shelved is None or shelved.entry is None:
+                return False
+            shelved.mapped = await self.in_thread(self.arena.in_use, shelved.segment)
+            if self._held(shelved) or shelved.entry is None:  # mapped, or leased while the probe ran
+                return False
+            self._catalog.apply(shelved.entry.artifact_id, Event.EVICTED)
+            await self.unname(victim.segment_id)
+        return True
+
+    def _view(self) -> ArenaView:
+        usage = self.arena.usage()
+        return ArenaView(usage.budget_bytes, usage.free_bytes, usage.unnamed_bytes, self._floor_bytes)
+
+    def _residents(self) -> list[Resident]:
+        return [
+            Resident(s.segment.segment_id, e.artifact_id, s.kind, s.segment.size_bytes, e.last_use_order, self._held(s))
+            for s in self._shelved.values()
+            if (e := s.entry) is not None
+        ]
+
+    def _held(self, shelved: Shelved) -> bool:
+        entry = shelved.entry
+        return (
+            shelved.streams > 0
+            or shelved.waiters.count > 0
+            or shelved.mapped
+            or (shelved.checking is not None and not shelved.checking.done())
+            or self._leases.holders(shelved.segment.segment_id) > 0
+            or (entry is not None and entry.keep_resident)
+        )
+
+    def _full(self, size: int, held_bytes: int) -> ArenaFull:
+        usage = self.arena.usage()
+        return ArenaFull(
+            f"no room for {size} bytes: {usage.free_bytes} of {usage.budget_bytes} are free, {held_bytes} are held, "
+            f"{usage.unnamed_bytes} are still mapped by somebody",
+            needed_bytes=size,
+            free_bytes=usage.free_bytes,
+            budget_bytes=usage.budget_bytes,
+            held_bytes=held_bytes,
+            unnamed_bytes=usage.unnamed_bytes,
+            reserved_bytes=usage.reserved_bytes,
+        )
+
+    # --- letting go ---------------------------------------------------------
+
+    def forget_name(self, segment_id: str) -> None:
+        """Take the name from an artifact's bytes; ``settle`` lets them go."""
+        shelved = self._shelved.get(segment_id)
+        if shelved is not None:
+            shelved.entry = None
+
+    async def unname(self, segment_id: str) -> None:
+        """Take the name from an artifact's bytes; they go at once, or with their last holder."""
+        self.forget_name(segment_id)
+        task = self.settle(segment_id)
+        if task is not None:
+            await asyncio.shield(task)
+
+    def settle(self, segment_id: str) -> asyncio.Task[None] | None:
+        """After a lease or stream ended: let bytes without name and holder go."""
+        shelved = self._shelved.get(segment_id)
+        if shelved is None:
+            return None
+        shelved.mapped = False
+        holders = self._leases.holders(segment_id) + shelved.streams
+        if shelved.entry is not None or holders:
+            return None
+        del self._shelved[segment_id]
+        task = asyncio.get_running_loop().create_task(self._unlink(shelved))
+        self._unlinking.add(task)
+        task.add_done_callback(self._unlinking.discard)
+        return task
+
+    async def _unlink(self, shelved: Shelved) -> None:
+        await _stop(shelved.checking)
+        await _stop(shelved.hashing)
+        failpoints.hit("evict.chosen")
+        await self.in_thread(self.arena.unlink, shelved.segment)
+        failpoints.hit("evict.unlinked")
+        self.notify()
+
+    # --- reading ------------------------------------------------------------
+
+    def begin_stream(self, segment_id: str) -> Segment:
+        """Return a segment to read from; its bytes stay until ``end_stream``."""
+        shelved = self.get(segment_id)
+        shelved.streams += 1
+        return shelved.segment
+
+    def end_stream(self, segment_id: str) -> None:
+        """End what ``begin_stream`` began."""
+        self.get(segment_id).streams -= 1
+        self.settle(segment_id)
+
+    # --- checking adopted bytes ---------------------------------------------
+
+    async def ensure_checked(self, segment_id: str) -> None:
+        """Return when every block of the segment has been checked since it was adopted.
+
+        Raises:
+            SegmentCorrupt: a block is not what was sealed.
+        """
+        shelved = self.get(segment_id)
+        if shelved.segment.checked:
+            return
+        if shelved.checking is None:
+            shelved.checking = asyncio.get_running_loop().create_task(self._check(shelved))
+        await asyncio.shield(shelved.checking)
+
+    async def _check(self, shelved: Shelved) -> None:
+        await run_stoppable(self._threads, lambda stopped: shelved.segment.check_blocks(_CHECK_THREADS, stopped))
+
+    async def close(self) -> None:
+        """Wait for what is under way; segments keep their names for the next start."""
+        for shelved in self._shelved.values():
+            await _stop(shelved.checking)
+            await _stop(shelved.hashing)
+        if self._unlinking:
+            await asyncio.wait(self._unlinking)
+
+    def in_thread(self, function: Callable[..., T], *args: object) -> Awaitable[T]:
+        """Run something blocking in a thread of this module."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+
+async def run_stoppable(threads: Executor, function: Callable[[Callable[[], bool]], T]) -> T:
+    """Run something blocking in a thread; if cancelled, tell it to stop and wait until it has.
+
+    ``function`` gets a predicate to ask often whether it is to stop.
+    """
+    stop = threading.Event()
+    future = asyncio.get_running_loop().run_in_executor(threads, function, stop.is_set)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()  # seen: what a stopped function says does not matter
+        raise
+
+
+async def run_to_the_end(threads: Executor, function: Callable[[], T]) -> T:
+    """Run something blocking in a thread; a cancel comes too late to matter."""
+    future = asyncio.get_running_loop().run_in_executor(threads, function)
+    while not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            continue
+        except Exception:  # noqa: BLE001 - raised again below
+            break
+    return future.result()
+
+
+async def _stop(task: asyncio.Task[None] | None) -> None:
+    if task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _wait_briefly(changed: asyncio.Event) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(changed.wait(), _LOOK_AGAIN_SECONDS)

@@ -1,0 +1,1 @@
+"""The gRPC surface: decode, call the shelf, encode."""

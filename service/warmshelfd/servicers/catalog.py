@@ -1,0 +1,83 @@
+"""CatalogService: decode, call the shelf, encode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from warmshelf._wire import artifact_to_proto, progress_to_proto, spec_from_proto
+from warmshelf.errors import InvalidRequest
+from warmshelf.v1 import catalog_pb2, catalog_pb2_grpc
+from warmshelfd.leasing import Leasing
+from warmshelfd.servicers.paging import from_token, page_size, to_token
+from warmshelfd.shelf import RegisterOptions, Shelf
+
+
+class CatalogServicer(catalog_pb2_grpc.CatalogServiceServicer):
+    """Says which artifacts the daemon knows, and changes that."""
+
+    def __init__(self, shelf: Shelf, leasing: Leasing) -> None:
+        self._shelf = shelf
+        self._leasing = leasing
+
+    async def RegisterArtifact(  # noqa: N802 - the proto names it
+        self, request: catalog_pb2.RegisterArtifactRequest, _context: Any
+    ) -> catalog_pb2.RegisterArtifactResponse:
+        """Make an artifact known."""
+        options = RegisterOptions(
+            replace=request.replace,
+            defer_inspection=request.defer_inspection,
+            keep_resident=request.keep_resident,
+            follow=request.follow,
+        )
+        artifact = await self._shelf.register(request.artifact_id, spec_from_proto(request.spec), options)
+        return catalog_pb2.RegisterArtifactResponse(artifact=artifact_to_proto(artifact))
+
+    async def GetArtifact(  # noqa: N802
+        self, request: catalog_pb2.GetArtifactRequest, _context: Any
+    ) -> catalog_pb2.GetArtifactResponse:
+        """Return one artifact."""
+        return catalog_pb2.GetArtifactResponse(artifact=artifact_to_proto(self._shelf.get(request.artifact_id)))
+
+    async def ListArtifacts(  # noqa: N802
+        self, request: catalog_pb2.ListArtifactsRequest, _context: Any
+    ) -> catalog_pb2.ListArtifactsResponse:
+        """List artifacts by ID, in pages."""
+        full = _is_full(request.view)
+        after = from_token(request.page_token)
+        artifacts, next_after = self._shelf.page(after, page_size(request.page_size), request.base_artifact_id)
+        return catalog_pb2.ListArtifactsResponse(
+            artifacts=[artifact_to_proto(artifact, full=full) for artifact in artifacts],
+            next_page_token=to_token(next_after),
+        )
+
+    async def LoadArtifact(  # noqa: N802
+        self, request: catalog_pb2.LoadArtifactRequest, context: Any
+    ) -> AsyncIterator[catalog_pb2.LoadArtifactResponse]:
+        """Make an artifact resident and report progress."""
+        steps = self._leasing.progress(request.artifact_id, context.time_remaining())
+        try:
+            async for step in steps:
+                yield progress_to_proto(step)
+        finally:
+            await steps.aclose()
+
+    async def EvictArtifact(  # noqa: N802
+        self, request: catalog_pb2.EvictArtifactRequest, _context: Any
+    ) -> catalog_pb2.EvictArtifactResponse:
+        """Give an artifact's memory back."""
+        artifact = await self._shelf.evict(request.artifact_id, drain=request.drain)
+        return catalog_pb2.EvictArtifactResponse(artifact=artifact_to_proto(artifact))
+
+    async def RemoveArtifact(  # noqa: N802
+        self, request: catalog_pb2.RemoveArtifactRequest, _context: Any
+    ) -> catalog_pb2.RemoveArtifactResponse:
+        """Forget an artifact."""
+        await self._shelf.remove(request.artifact_id)
+        return catalog_pb2.RemoveArtifactResponse()
+
+
+def _is_full(view: int) -> bool:
+    if view not in catalog_pb2.ArtifactView.values():
+        raise InvalidRequest(f"view {view} is not known", field="view")
+    return view == catalog_pb2.ARTIFACT_VIEW_FULL

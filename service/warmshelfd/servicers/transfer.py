@@ -1,0 +1,176 @@
+"""TransferService: bytes of leased segments, hand-framed so that each is copied once.
+
+The CRC of a chunk that is exactly a block of the segment was computed when the
+segment was loaded, and is sent as stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import crc32c
+import grpc
+
+from warmshelf._wire import frame_head
+from warmshelf.errors import InvalidRequest, OffsetOutOfRange, SegmentNotFound, StreamStalled
+from warmshelf.segment import BLOCK_BYTES, block_range
+from warmshelf.v1 import artifact_pb2, transfer_pb2
+from warmshelfd import failpoints
+from warmshelfd.leasing import Leasing
+from warmshelfd.memory.segment import Segment
+from warmshelfd.servicers.flight import FlightBudget, next_end
+from warmshelfd.shelf import Shelf
+
+SERVICE_NAME = "warmshelf.v1.TransferService"
+
+_LAYOUT_PART_COUNT = 5000
+"""Tensors per part of a layout: 512-byte names keep a part below 3 MiB."""
+
+_REASON_BYTES_MAX = 64
+
+
+class TransferServicer:
+    """Moves bytes under a lease."""
+
+    def __init__(self, shelf: Shelf, leasing: Leasing, flight: FlightBudget, stall_seconds: float) -> None:
+        self._shelf = shelf
+        self._leasing = leasing
+        self._flight = flight
+        self._stall_seconds = stall_seconds
+        # Event loop only: since when each stream's chunk under way has been waiting.
+        self._sending: dict[asyncio.Task[Any], float] = {}
+        self._stalled: set[asyncio.Task[Any]] = set()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the service's handlers; ReadSegment sends bytes that are framed already."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME,
+            {
+                "ReadSegment": grpc.unary_stream_rpc_method_handler(
+                    self.read_segment, request_deserializer=transfer_pb2.ReadSegmentRequest.FromString
+                ),
+                "ReadLayout": grpc.unary_stream_rpc_method_handler(
+                    self.read_layout,
+                    request_deserializer=transfer_pb2.ReadLayoutRequest.FromString,
+                    response_serializer=transfer_pb2.ReadLayoutResponse.SerializeToString,
+                ),
+            },
+        )
+
+    async def read_segment(self, request: transfer_pb2.ReadSegmentRequest, context: Any) -> None:
+        """Stream bytes of a leased segment."""
+        record = self._leasing.leased(request.session_id, request.lease_id)
+        if request.segment_index != 0:
+            raise SegmentNotFound(f"there is no segment {request.segment_index}", segment_index=request.segment_index)
+        if len(request.fallback_reason) > _REASON_BYTES_MAX:
+            raise InvalidRequest("fallback_reason is too long", field="fallback_reason")
+        self._flight.open_stream()
+        try:
+            segment = self._shelf.residency.begin_stream(record.segment_id)
+            try:
+                start, end = checked_range(request.offset_bytes, request.limit_bytes, segment.header.size_bytes)
+                await self._send(context, segment, start, end)
+            finally:
+                self._shelf.residency.end_stream(record.segment_id)
+        finally:
+            self._flight.close_stream()
+
+    async def _send(self, context: Any, segment: Segment, offset: int, end: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            while offset < end:
+                failpoints.hit("stream.chunk")
+                size = self._flight.take()
+                try:
+                    stop = next_end(offset, end, size)
+                    self._sending[task] = time.monotonic()
+                    await context.write(chunk(segment, offset, stop))
+                finally:
+                    self._flight.give(size)
+                offset = stop
+        except asyncio.CancelledError:
+            if task not in self._stalled:
+                raise
+            raise StreamStalled(
+                f"the reader took nothing for {self._stall_seconds:g} s; resume at {offset}", offset_bytes=offset
+            ) from None
+        finally:
+            self._sending.pop(task, None)
+            self._stalled.discard(task)
+
+    async def watch_stalls(self) -> None:
+        """End streams whose reader takes nothing, for as long as the daemon runs."""
+        while True:
+            await asyncio.sleep(min(self._stall_seconds / 4, 5))
+            limit = time.monotonic() - self._stall_seconds
+            for task, since in list(self._sending.items()):
+                if since < limit:
+                    self._stalled.add(task)
+                    task.cancel()
+
+    async def read_layout(
+        self, request: transfer_pb2.ReadLayoutRequest, _context: Any
+    ) -> AsyncIterator[transfer_pb2.ReadLayoutResponse]:
+        """Stream the layout of a lease in parts."""
+        record = self._leasing.leased(request.session_id, request.lease_id)
+        segment = self._shelf.residency.begin_stream(record.segment_id)
+        try:
+            stored = artifact_pb2.Layout.FromString(bytes(segment.layout_bytes))
+            header = segment.header
+            first = artifact_pb2.Layout(
+                generation=record.generation,
+                segments=[
+                    artifact_pb2.Segment(
+                        segment_id=header.segment_id,
+                        size_bytes=header.size_bytes,
+                        content_size_bytes=header.content_size_bytes,
+                    )
+                ],
+                tensors=stored.tensors[:_LAYOUT_PART_COUNT],
+            )
+            yield transfer_pb2.ReadLayoutResponse(layout=first)
+            for at in range(_LAYOUT_PART_COUNT, len(stored.tensors), _LAYOUT_PART_COUNT):
+                part = artifact_pb2.Layout(
+                    generation=record.generation, tensors=stored.tensors[at : at + _LAYOUT_PART_COUNT]
+                )
+                yield transfer_pb2.ReadLayoutResponse(layout=part)
+        finally:
+            self._shelf.residency.end_stream(record.segment_id)
+
+
+# --- pure parts -------------------------------------------------------------
+
+
+def checked_range(offset: int, limit: int, size: int) -> tuple[int, int]:
+    """Return the half-open range asked for.
+
+    Raises:
+        OffsetOutOfRange: part of it lies outside the segment.
+    """
+    end = offset + limit if limit else size
+    if offset < 0 or limit < 0 or not offset <= end <= size:
+        raise OffsetOutOfRange(
+            f"{limit} bytes from {offset} are not within a segment of {size} bytes",
+            offset_bytes=offset,
+            limit_bytes=limit,
+            size_bytes=size,
+        )
+    return offset, end
+
+
+def chunk(segment: Segment, start: int, stop: int) -> bytes:
+    """Return one framed chunk of a segment."""
+    view = segment.view[start:stop]
+    return b"".join((frame_head(start, _crc(segment, start, stop, view), stop - start), view))
+
+
+def _crc(segment: Segment, start: int, stop: int, view: memoryview) -> int:
+    data = segment.header.data
+    index = start // BLOCK_BYTES - data.offset // BLOCK_BYTES
+    if 0 <= index < len(segment.block_crcs) and block_range(data, index) == (start, stop):
+        return int(segment.block_crcs[index])
+    return int(crc32c.crc32c(view))

@@ -1,0 +1,327 @@
+"""The use cases of the catalog: register, get, list, evict, remove; and adoption at start.
+
+All state lives on the event loop; what blocks goes to threads. Leases and loads
+are in ``leasing``. Knows no gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+
+from warmshelf.digest import check_digest
+from warmshelf.errors import (
+    Draining,
+    InvalidSpec,
+    Leased,
+    SourceChanged,
+    SourceNotFound,
+    SourceUnavailable,
+    SpecMismatch,
+    WarmshelfError,
+)
+from warmshelf.types import Artifact, ArtifactSpec, ArtifactState, Failure, check_id
+from warmshelfd import failpoints
+from warmshelfd.domain.catalog import Catalog, Entry, spec_conflict
+from warmshelfd.domain.leases import LeaseTable
+from warmshelfd.domain.state import Event
+from warmshelfd.flights import Flights
+from warmshelfd.inspecting import Examined, Sources, check_kind
+from warmshelfd.loading import Loader, executor
+from warmshelfd.memory.adoption import adopt
+from warmshelfd.memory.segment import Segment
+from warmshelfd.records import remember, to_artifact, to_entry, to_registration
+from warmshelfd.registry.base import Registration, Registry
+from warmshelfd.residency import Residency, Waiters
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegisterOptions:
+    """How to register; see RegisterArtifactRequest."""
+
+    replace: bool = False
+    defer_inspection: bool = False
+    keep_resident: bool = False
+    follow: bool = False
+
+
+class Shelf:
+    """What the daemon knows and keeps."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        leases: LeaseTable,
+        residency: Residency,
+        registry: Registry,
+        sources: Sources,
+        loader: Loader,
+        on_ready: Callable[[Entry], None],
+        clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    ) -> None:
+        self.catalog = catalog
+        self.leases = leases
+        self.residency = residency
+        self.flights = Flights(catalog, residency, loader, on_ready)
+        self.draining = False
+        self.hash_threads = executor(1, "hash")
+        self.clock = clock
+        self._registry = registry
+        self._sources = sources
+        self._loader = loader
+        # Event loop only: who registers an ID now, and how many wait to.
+        self._registering: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    # --- start and stop -----------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the registry, adopt the segments it names, and clean up all others."""
+        registrations = await self._registry.load_all()
+        for registration in registrations:
+            self.catalog.add(to_entry(registration))
+        owners = {r.segment_id: r.artifact_id for r in registrations if r.segment_id}
+        for segment_id, outcome in await self.residency.in_thread(lambda: list(adopt(self.residency.arena, owners))):
+            self._adopted(self.catalog.get(owners[segment_id]), outcome)
+
+    def _adopted(self, entry: Entry, outcome: Segment | WarmshelfError) -> None:
+        if isinstance(outcome, WarmshelfError):
+            _log.warning("segment of %s was not adopted: %s", entry.artifact_id, outcome)
+            return
+        self.residency.add(outcome, entry, Waiters())
+        self.catalog.apply(entry.artifact_id, Event.ADOPTED)
+        entry.pinned = outcome.pinned
+
+    async def stop(self) -> None:
+        """Stop loads and forget nothing: segments stay for the next start."""
+        self.draining = True
+        await self.flights.close()
+        await self.residency.close()
+        await self._registry.close()
+        self._loader.close()
+        self.hash_threads.shutdown()
+
+    # --- register -----------------------------------------------------------
+
+    async def register(self, artifact_id: str, spec: ArtifactSpec, options: RegisterOptions) -> Artifact:
+        """Make an artifact known; see CatalogService.RegisterArtifact for the errors."""
+        check_id(artifact_id)
+        if self.draining:
+            raise Draining("the daemon is stopping")
+        spec = self._checked(spec)
+        async with self._turn(artifact_id):
+            entry = self.catalog.find(artifact_id)
+            if entry is None:
+                entry = await self._register_new(artifact_id, spec, options)
+            else:
+                await self._register_again(entry, spec, options)
+            return to_artifact(entry)
+
+    def _checked(self, spec: ArtifactSpec) -> ArtifactSpec:
+        if not spec.source.uri:
+            raise InvalidSpec("the spec names no source")
+        if spec.base_id:
+            check_id(spec.base_id)
+        if spec.source.expected_digest:
+            check_digest(spec.source.expected_digest)
+        return dataclasses.replace(spec, source=self._sources.canonical(spec.source))
+
+    async def _register_new(self, artifact_id: str, spec: ArtifactSpec, options: RegisterOptions) -> Entry:
+        self.catalog.check_room()
+        registration = Registration(
+            artifact_id=artifact_id,
+            spec=spec,
+            kind=spec.kind,
+            register_time=self.clock(),
+            keep_resident=options.keep_resident,
+            follow=options.follow,
+        )
+        if not options.defer_inspection:
+            registration = _with(registration, await self._inspect(spec))
+        failpoints.hit("register.inspected")
+        entry = to_entry(registration)
+        self.catalog.add(entry)
+        try:
+            await self._registry.put(registration)
+        except BaseException:
+            self.catalog.apply(artifact_id, Event.REMOVED)
+            raise
+        failpoints.hit("register.recorded")
+        return entry
+
+    async def _inspect(self, spec: ArtifactSpec) -> Examined:
+        examined = await self._loader.inspect(spec.source)
+        check_kind(spec, examined.inspected.kind)
+        return examined
+
+    async def _register_again(self, entry: Entry, spec: ArtifactSpec, options: RegisterOptions) -> None:
+        conflict = spec_conflict(entry.spec, spec)
+        if conflict and not options.replace:
+            raise SpecMismatch(f"{entry.artifact_id!r} is registered with another {conflict}", field=conflict)
+        examined = await self._look(spec, must_exist=bool(conflict))
+        known = to_registration(entry)
+        wanted = dataclasses.replace(
+            known, spec=spec, keep_resident=options.keep_resident, follow=options.follow or known.follow
+        )
+        if examined is not None:
+            changed = bool(known.fingerprint) and examined.fingerprint != known.fingerprint
+            if conflict or (changed and (options.replace or wanted.follow)):
+                await self._replace(entry, _next_generation(wanted, examined))
+                return
+            if changed:
+                await self._must_be_same(known, spec)
+            wanted = _with(wanted, examined)
+        if wanted != known:
+            await self._registry.put(wanted)
+            remember(entry, wanted)
+
+    async def _look(self, spec: ArtifactSpec, *, must_exist: bool) -> Examined | None:
+        """Inspect; a source that cannot be seen now is no change of it."""
+        try:
+            return await self._inspect(spec)
+        except (SourceNotFound, SourceUnavailable):
+            if must_exist:
+                raise
+            return None
+
+    async def _must_be_same(self, known: Registration, spec: ArtifactSpec) -> None:
+        """The fingerprint differs: let the digest decide."""
+        actual = await self._loader.digest_source(spec.source) if known.digest else ""
+        if not known.digest or actual != known.digest:
+            raise SourceChanged(
+                f"the source of {known.artifact_id!r} holds other bytes than those it was pinned to; "
+                "replace it to accept them",
+                artifact_id=known.artifact_id,
+                expected=known.digest,
+                actual=actual,
+            )
+
+    async def _replace(self, entry: Entry, registration: Registration) -> None:
+        await self._registry.put(registration)
+        self.flights.abandon(entry.artifact_id)
+        old = entry.segment_id
+        if entry.state is ArtifactState.EVICTING:
+            self.catalog.apply(entry.artifact_id, Event.DRAINED)  # its holders keep bytes without a name
+        elif entry.state in (ArtifactState.READY, ArtifactState.FAILED):
+            self.catalog.apply(entry.artifact_id, Event.REPLACED)
+        remember(entry, registration)
+        self.residency.notify()
+        await self.residency.unname(old)
+
+    @asynccontextmanager
+    async def _turn(self, artifact_id: str) -> AsyncIterator[None]:
+        """One registration of an ID at a time; the table holds only IDs in use."""
+        lock, count = self._registering.get(artifact_id, (asyncio.Lock(), 0))
+        self._registering[artifact_id] = (lock, count + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            count = self._registering[artifact_id][1] - 1
+            if count:
+                self._registering[artifact_id] = (lock, count)
+            else:
+                del self._registering[artifact_id]
+
+    # --- look ---------------------------------------------------------------
+
+    def get(self, artifact_id: str) -> Artifact:
+        """Return one artifact. Does not count as use."""
+        return to_artifact(self.catalog.get(artifact_id))
+
+    def page(self, after_id: str, page_size: int, base_id: str) -> tuple[list[Artifact], str]:
+        """Return up to ``page_size`` artifacts after an ID, and the ID to go on after ("" at the end)."""
+        page = self.catalog.page(after_id, page_size, base_id)
+        return [to_artifact(entry) for entry in page.entries], page.next_after_id
+
+    # --- let go -------------------------------------------------------------
+
+    async def evict(self, artifact_id: str, *, drain: bool) -> Artifact:
+        """Give the artifact's memory back; it stays registered. Idempotent."""
+        entry = self.catalog.get(artifact_id)
+        if entry.state is ArtifactState.LOADING or self.flights.find(artifact_id):
+            raise Leased(f"{artifact_id!r} is being loaded; evict it when that is done", artifact_id=artifact_id)
+        if entry.state is ArtifactState.READY:
+            holders = self.leases.holders(entry.segment_id)
+            if holders and not drain:
+                raise Leased(
+                    f"{artifact_id!r} is held by {holders} leases", artifact_id=artifact_id, lease_count=holders
+                )
+            self.catalog.apply(artifact_id, Event.DRAIN_STARTED if holders else Event.EVICTED)
+            if not holders:
+                await self.residency.unname(entry.segment_id)
+        return to_artifact(entry)
+
+    def settle(self, artifact_id: str, segment_id: str) -> None:
+        """A lease on a segment ended: finish a drain, let nameless bytes go."""
+        entry = self.catalog.find(artifact_id)
+        drains = entry is not None and entry.segment_id == segment_id and entry.state is ArtifactState.EVICTING
+        if drains and not self.leases.holders(segment_id):
+            self.catalog.apply(artifact_id, Event.DRAINED)
+            self.residency.forget_name(segment_id)
+        self.residency.settle(segment_id)
+        self.residency.notify()
+
+    async def remove(self, artifact_id: str) -> None:
+        """Forget the artifact at once; holders keep their bytes."""
+        entry = self.catalog.get(artifact_id)
+        self.flights.abandon(artifact_id)
+        self.catalog.apply(artifact_id, Event.REMOVED)
+        await self._registry.delete(artifact_id)
+        failpoints.hit("remove.recorded")
+        self.residency.notify()
+        await self.residency.unname(entry.segment_id)
+
+    def withdraw(self, entry: Entry, error: WarmshelfError) -> None:
+        """The resident bytes turned out to be wrong: they lose their name at once."""
+        _log.error("withdrew %s: %s", entry.artifact_id, error)
+        self.catalog.apply(entry.artifact_id, Event.WITHDRAWN, Failure(error.reason, error.message))
+        self.residency.forget_name(entry.segment_id)
+        self.residency.settle(entry.segment_id)
+        self.residency.notify()
+
+    # --- digests and changes ------------------------------------------------
+
+    async def learn_digest(self, entry: Entry, digest: str) -> None:
+        """Pin the digest of a resident generation."""
+        entry.digest = digest
+        await self._registry.put(to_registration(entry))
+
+    async def notice_change(self, entry: Entry) -> None:
+        """Look at the source of a resident artifact; SourceChanged if it holds other bytes now.
+
+        A source that cannot be seen now is no change of it.
+        """
+        examined = await self._look(entry.spec, must_exist=False)
+        if examined is not None and entry.fingerprint and examined.fingerprint != entry.fingerprint:
+            await self._must_be_same(to_registration(entry), entry.spec)
+
+
+# --- pure parts -------------------------------------------------------------
+
+
+def _with(registration: Registration, examined: Examined) -> Registration:
+    return dataclasses.replace(
+        registration,
+        kind=examined.inspected.kind,
+        inspection=examined.inspection,
+        fingerprint=examined.fingerprint,
+        size_bytes=registration.size_bytes or examined.size_bytes,
+    )
+
+
+def _next_generation(wanted: Registration, examined: Examined) -> Registration:
+    """Return the registration of new content: nothing of the old bytes is remembered."""
+    return dataclasses.replace(
+        _with(wanted, examined),
+        generation=wanted.generation + 1 if wanted.generation else 0,
+        digest="",
+        segment_id="",
+        size_bytes=examined.size_bytes,
+    )

@@ -1,0 +1,88 @@
+"""What every source can do: list an artifact's files, read ranges of them, notice changes.
+
+A source is opened once per inspection or load and closed after it. It knows
+names, sizes and bytes; it does not know what they mean. All of it is blocking
+and safe to call from several threads at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+
+class OpenSource(ABC):
+    """The files of one artifact, as they were when it was opened.
+
+    Every method may raise SourceUnavailable (try again), SourceNotAllowed, or
+    what it names itself.
+    """
+
+    uri: str
+    """Where the files are, in canonical form and without secrets."""
+
+    @abstractmethod
+    def files(self) -> Mapping[str, int]:
+        """Return the size in bytes of every file, by its name relative to the source.
+
+        A source that is a single file has one entry, under its last path part.
+        Only the source's own directory is listed, not those below it.
+        """
+
+    @abstractmethod
+    def read_into(self, name: str, offset: int, view: memoryview) -> None:
+        """Fill the view with the file's bytes from ``offset`` on, all of it.
+
+        Raises:
+            SourceNotFound: there is no such file any more.
+            SourceTruncated: the file ends before the view is full.
+            SourceChangedDuringLoad: the file is no longer what it was when first opened.
+        """
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """Return ``size`` bytes of a file; errors as ``read_into``."""
+        buffer = bytearray(size)
+        self.read_into(name, offset, memoryview(buffer))
+        return bytes(buffer)
+
+    @abstractmethod
+    def fingerprint(self, names: Sequence[str]) -> str:
+        """Return how the named files look now; equal while none of them changes.
+
+        Raises:
+            SourceNotFound: one of them is gone.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every file. Idempotent."""
+
+    def __enter__(self) -> OpenSource:  # noqa: PYI034 - Self came with Python 3.11
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class SourceOpener(ABC):
+    """Opens the sources of one URI scheme."""
+
+    scheme: str
+
+    @abstractmethod
+    def canonical(self, uri: str) -> str:
+        """Return the one spelling of the URI under which it is kept and compared.
+
+        Raises:
+            InvalidSpec: it is no URI of this scheme.
+        """
+
+    @abstractmethod
+    def open(self, uri: str, revision: str = "") -> OpenSource:
+        """Open what the URI names.
+
+        Raises:
+            SourceNotAllowed: outside the allowed prefixes, whether or not it exists.
+            SourceNotFound: nothing is there.
+            InvalidSpec: a revision, where the scheme has none.
+        """

@@ -1,0 +1,1 @@
+"""What tests of several areas share: real processes, hand-written files."""

@@ -1,0 +1,159 @@
+"""Real daemons and real workers, each a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+import warmshelf
+
+READY_SECONDS = 20
+GONE_SECONDS = 30
+
+
+class Daemon:
+    """One ``warmshelfd`` process and the places it uses. Start it again and it finds them again."""
+
+    def __init__(self, root: Path, arena: Path, models: Path) -> None:
+        self.root = root
+        self.arena = arena
+        self.models = models
+        self.socket = root / "run" / "api.sock"
+        self.registry = root / "state" / "registry.sqlite"
+        self.log = root / "daemon.log"
+        self.process: subprocess.Popen[str] | None = None
+        self.ready_line = ""
+        self.tcp_address = ""
+
+    @property
+    def address(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def command(self, *options: str) -> list[str]:
+        return [
+            sys.executable,
+            "-m",
+            "warmshelfd",
+            *("--listen", self.address, "--listen", "127.0.0.1:0"),
+            *("--arena", str(self.arena), "--registry", f"sqlite:///{str(self.registry).lstrip('/')}"),
+            *("--allow-source", f"file://{self.models}"),
+            *options,
+        ]
+
+    def start(
+        self, *options: str, failpoints: str = "", wait: bool = True, env: Mapping[str, str] | None = None
+    ) -> Daemon:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("WARMSHELF_")}
+        environ.update(env or {})
+        if failpoints:
+            environ["WARMSHELF_FAILPOINTS"] = failpoints
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(*options), stdout=subprocess.PIPE, stderr=log, text=True, env=environ, cwd=self.root
+            )
+        if wait:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], READY_SECONDS)
+        self.ready_line = self.process.stdout.readline() if readable else ""
+        if " ready: " not in self.ready_line:
+            pytest.fail(f"daemon is not ready: {self.ready_line!r}\n{self.log.read_text()}")
+        match = re.search(r"127\.0\.0\.1:\d+", self.ready_line)
+        assert match is not None
+        self.tcp_address = match[0]
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        """End the process by a signal and return its exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        assert self.process is not None
+        status = self.process.wait(GONE_SECONDS)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return status
+
+    def connect(self, **options: object) -> warmshelf.Shelf:
+        return warmshelf.connect(self.address, **options)  # type: ignore[arg-type]
+
+    def segments(self) -> list[str]:
+        return sorted(p.name for p in self.arena.iterdir() if re.fullmatch(r"[0-9a-f]{32}", p.name))
+
+    def leftovers(self) -> list[str]:
+        """Everything in the arena but sealed segments and the lock."""
+        return sorted(p.name for p in self.arena.iterdir() if p.name not in {*self.segments(), "arena.lock"})
+
+    def check(self) -> None:
+        """What must hold whenever nothing is under way: no half-loaded file, no bug in the log."""
+        assert self.leftovers() == []
+        text = self.log.read_text() if self.log.exists() else ""
+        assert "Traceback" not in text, text
+
+
+class Worker:
+    """A worker process that runs a few lines of Python and can be told to go on."""
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self, seconds: float = 30.0) -> str:
+        """Return the worker's next line of output."""
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], seconds)
+        return self.process.stdout.readline().strip() if readable else ""
+
+    def tell(self, text: str = "go") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def end(self, number: int = signal.SIGKILL) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        status = self.process.wait(GONE_SECONDS)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        return status
+
+
+def read_all(lease: warmshelf.Lease) -> dict[str, bytes]:
+    """Return a copy of every tensor's bytes."""
+    return {name: bytes(lease[name]) for name in lease}
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Wait until a condition holds that another process brings about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds} s: {what}")
+        select.select([], [], [], 0.01)
