@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import warmshelf
 from benchmarks import ceiling, models
 from benchmarks.context import Context, Stopwatch, memory_file_system, wait_quiet
 from benchmarks.mapped import time_tensorizer
@@ -11,11 +12,12 @@ from benchmarks.report import Row, beside, best, faster
 from examples.daemon import Daemon
 from warmshelfd.config import Settings
 
-import warmshelf
-
 HUGE_CEILING_AIM = 0.70
 SMALL_CEILING_AIM = 0.85
 TENSORIZER_RATIO_AIM = 2.5
+READ_THREADS: int = Settings.model_fields["read_threads"].default
+"""As many as the daemon reads with."""
+
 ARTIFACT_ID = "bench/base"
 
 
@@ -53,7 +55,7 @@ def _alternate(context: Context, directory: Path) -> Stopwatch:
 
 def _round(context: Context, directory: Path, daemon: Daemon, shelf: warmshelf.Shelf, watch: Stopwatch) -> None:
     models.warm(context.base)
-    watch.add("ceiling", ceiling.load(context.base, directory, Settings().read_threads))
+    watch.add("ceiling", ceiling.load(context.base, directory, READ_THREADS))
     models.warm(context.base)
     with watch.time("load"):
         for _ in shelf.load(ARTIFACT_ID):

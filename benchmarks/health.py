@@ -6,12 +6,12 @@ import time
 from statistics import quantiles
 
 import grpc
-from benchmarks.context import Context, wait_quiet
-from benchmarks.report import Row, Side, at_most, limit
-from benchmarks.stalled_readers import stalled
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import warmshelf
+from benchmarks.context import Context, wait_quiet
+from benchmarks.report import Row, Side, at_most, limit
+from benchmarks.stalled_readers import stalled
 
 P99_SECONDS_AIM = 0.020
 ARTIFACT_ID = "bench/base"

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import warmshelf
 from benchmarks import models
 from benchmarks.context import MEBIBYTE, Context, memory_file_system, wait_quiet
 from benchmarks.report import Row, Side, at_most, limit
-
-import warmshelf
 
 RESERVE_BYTES = 64 * MEBIBYTE
 SAMPLE_SECONDS = 0.002

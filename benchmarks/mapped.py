@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
+import warmshelf
+import warmshelf.torch
 from benchmarks import models
 from benchmarks.context import Context, Stopwatch, wait_quiet
 from benchmarks.report import Row, Side, at_most, best, faster, limit
-
-import warmshelf
-import warmshelf.torch
 
 ACQUIRES_PER_ROUND = 10
 ACQUIRE_SECONDS_AIM = 0.005
@@ -69,7 +68,7 @@ def time_tensorizer(watch: Stopwatch, file: Path) -> None:
     """Take one sample of every number of readers, from the page cache."""
     models.warm(file)
     for count in models.READER_COUNTS:
-        with watch.time(f"tensorizer, {count} readers"):
+        with watch.time(f"tensorizer, readers: {count}"):
             models.read_with_tensorizer(file, count)
 
 

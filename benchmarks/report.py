@@ -38,7 +38,7 @@ class Row:
         other: what it stands beside: a peer, a ceiling, or a limit.
         ratio: between the two, in the sense of ``reach``.
         reach: what was aimed at, in words.
-        reached: whether the ratio is there.
+        reached: whether the ratio is there; None where nothing was aimed at.
         note: what a reader must know besides.
     """
 
@@ -47,8 +47,11 @@ class Row:
     other: Side
     ratio: float
     reach: str
-    reached: bool
+    reached: bool | None
     note: str = ""
+
+
+_VERDICTS = {True: "reached", False: "NOT REACHED", None: ""}
 
 
 def limit(label: str, value: float, unit: str = "s") -> Side:
@@ -70,7 +73,7 @@ def faster(name: str, ours: Side, other: Side, times: float, note: str = "") -> 
 
 def beside(name: str, ours: Side, other: Side) -> Row:
     """Return the row of two times that are only shown beside one another."""
-    return Row(name, ours, other, other.value / ours.value, "shown only", reached=True)
+    return Row(name, ours, other, other.value / ours.value, "none: shown only", reached=None)
 
 
 def best(sides: Iterable[Side]) -> Side:
@@ -95,7 +98,7 @@ def table(rows: Sequence[Row]) -> Table:
             f"{_amount(row.ours)}\n{row.ours.label}",
             f"{_amount(row.other)}\n{row.other.label}",
             f"{row.ratio:.3g}",
-            f"{row.reach}\n{'reached' if row.reached else 'NOT REACHED'}",
+            f"{row.reach}\n{_VERDICTS[row.reached]}",
         )
     return shown
 

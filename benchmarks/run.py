@@ -2,8 +2,8 @@
 
     make bench      or: python -m benchmarks.run [--rows mapped,cold,...] [--quick] [--out DIR]
 
-Prints a table and keeps every sample in DIR. Takes a quarter of an hour, 24 GB of memory and 20 GB of
-disk; as root it also measures huge pages, on a file system that it mounts for the time.
+Prints a table and keeps every sample in DIR. Needs 16 GB of free memory and 14 GB of disk; as root it also
+measures huge pages, on a file system that it mounts for the time. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from rich.console import Console
+
 from benchmarks import cold, health, loading_memory, mapped, restart, stream
 from benchmarks.context import FULL, QUICK, Context
 from benchmarks.report import Row, table, write
-from rich.console import Console
 
 ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "mapped": mapped.run,
@@ -41,7 +42,7 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     command = "python -m benchmarks.run " + shlex.join(sys.argv[1:])
     machine = _machine()
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="run-", dir=arguments.out) as folder:
         context = Context(QUICK if arguments.quick else FULL, Path(folder).resolve())

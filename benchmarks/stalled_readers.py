@@ -36,8 +36,8 @@ def stalled(address: str, artifact_id: str, count: int) -> Iterator[None]:
 def _stall(address: str, artifact_id: str, stack: ExitStack) -> Any:
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0))
     channel = stack.enter_context(grpc.insecure_channel(address, options))
-    leases = lease_pb2_grpc.LeaseServiceStub(channel)  # type: ignore[no-untyped-call]
-    transfer = transfer_pb2_grpc.TransferServiceStub(channel)  # type: ignore[no-untyped-call]
+    leases = lease_pb2_grpc.LeaseServiceStub(channel)
+    transfer = transfer_pb2_grpc.TransferServiceStub(channel)
     session = leases.OpenSession(lease_pb2.OpenSessionRequest(holder="stalled reader"))
     session_id = next(session).session_id
     answer = leases.AcquireLease(lease_pb2.AcquireLeaseRequest(session_id=session_id, artifact_id=artifact_id))

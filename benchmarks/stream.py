@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import warmshelf
 from benchmarks import bare_stream
 from benchmarks.context import Context, Stopwatch, wait_quiet
 from benchmarks.report import Row, faster
-
-import warmshelf
 
 BARE_AIM = 0.85
 ARTIFACT_ID = "bench/base"

@@ -24,12 +24,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from examples.daemon import Daemon, own_daemon
-from examples.demo_model import MODEL_NAME, model_directory, tensors_file
-from examples.demo_report import CAPTION, Facts, Peers, WorkerFacts, table
 from rich.console import Console
 
 import warmshelf
+from examples.daemon import Daemon, own_daemon
+from examples.demo_model import MODEL_NAME, model_directory, tensors_file
+from examples.demo_report import CAPTION, Facts, Peers, WorkerFacts, table
 
 ARTIFACT_ID = f"demo/{MODEL_NAME}"
 BUDGET = "1GiB"
@@ -151,7 +151,8 @@ class _Worker:
     told: dict[str, Any] = field(default_factory=dict)
 
     def acquire(self) -> None:
-        """Let it acquire the model, then answer."""
+        """Wait until it is up, let it acquire the model, then answer."""
+        self.ask("")
         self.told |= self.ask("acquire")
         self.told |= self.ask("answer")
         _say(self.name, f"{self.told['transport']} in {self.told['seconds'] * 1000:.1f} ms: {self.told['text']}")

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from examples.demo_model import WEIGHTS_NAME
-from examples.engine import Engine, digest
 from safetensors.torch import load_file
 from tensorizer import TensorDeserializer
 
 from examples import memory
+from examples.demo_model import WEIGHTS_NAME
+from examples.engine import Engine, digest
 
 READER_COUNTS = (1, 2, 4)
 """tensorizer is as fast as the best of these."""

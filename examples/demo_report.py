@@ -88,36 +88,35 @@ def table(facts: Facts) -> Table:
     for name in ("warmshelf", "safetensors", "tensorizer"):
         shown.add_column(name, justify="right")
     shown.add_row(
-        "cold load, file in the page cache",
+        "cold load",
         _time(facts.load_seconds),
         _time(peers.safetensors_seconds),
         _time(peers.tensorizer_seconds),
     )
     for worker in workers[:-1]:
         shown.add_row(f"next worker, {worker.transport}", _time(worker.seconds), *again)
-    shown.add_row("killed: start to ready", _time(facts.restart_seconds), "", "")
-    shown.add_row(f"killed: first worker, {workers[-1].transport}", _time(workers[-1].seconds), *again)
-    shown.add_row(
-        f"memory, {facts.mapped_count} mapped workers",
-        _megabytes(facts.mapped_bytes),
-        *_copies(facts, facts.mapped_count),
-    )
-    streamed = sum(worker.own_bytes for worker in workers if worker.transport != "mapped")
-    shown.add_row(
-        f"memory, all {len(workers)} workers", _megabytes(facts.mapped_bytes + streamed), *_copies(facts, len(workers))
-    )
+    shown.add_row("after the crash: start to ready", _time(facts.restart_seconds), "", "")
+    shown.add_row(f"after the crash: worker, {workers[-1].transport}", _time(workers[-1].seconds), *again)
+    streamed_bytes = sum(worker.own_bytes for worker in workers if worker.transport != "mapped")
+    for who, count, held_bytes in (
+        (f"{facts.mapped_count} mapped workers", facts.mapped_count, facts.mapped_bytes),
+        (f"all {len(workers)} workers", len(workers), facts.mapped_bytes + streamed_bytes),
+    ):
+        each_its_own = (count * peers.safetensors_bytes, count * peers.tensorizer_bytes)
+        shown.add_row(f"memory, {who}", *(_copies(facts, taken) for taken in (held_bytes, *each_its_own)))
     return shown
 
 
 CAPTION = (
-    "safetensors: load_file and a copy of every tensor, so that all bytes are read. tensorizer: best of 1, 2 and 4 "
-    "readers.\nMemory is what the weights take, in pages: of warmshelf the arena and what workers have of their own, "
-    "of the others\none process times the number of workers."
+    "The file lies in the page cache. safetensors: load_file and a copy of every tensor, so that all bytes are read.\n"
+    "tensorizer: best of 1, 2 and 4 readers. Memory is what the weights take, in pages: of warmshelf the arena and\n"
+    "what workers have of their own, of the others one process times the workers. The streamed worker stands for\n"
+    "one on another host, where its copy would lie."
 )
 
 
-def _copies(facts: Facts, count: int) -> tuple[str, str]:
-    return _megabytes(count * facts.peers.safetensors_bytes), _megabytes(count * facts.peers.tensorizer_bytes)
+def _copies(facts: Facts, held_bytes: int) -> str:
+    return f"{_megabytes(held_bytes)} = {held_bytes / facts.peers.tensor_bytes:.1f} x"
 
 
 def _time(seconds: float) -> str:

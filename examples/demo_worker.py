@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from examples.engine import Engine, digest
 
 import warmshelf
 import warmshelf.torch
 from examples import memory
+from examples.engine import Engine, digest
 
 ACQUIRE_SECONDS_MAX = 60.0
 

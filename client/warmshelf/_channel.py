@@ -214,6 +214,8 @@ class Connection:
         patience = Deadline(min(deadline.timeout_seconds, FIRST_CONTACT_SECONDS))
         pause, pause_max = PAUSE_SECONDS
         while True:
+            if self.address.socket_path:
+                _check_owner(self.address.socket_path)  # outside the try: patience changes no owner
             try:
                 return self.once(attempt)
             except DaemonUnreachable:
@@ -223,8 +225,6 @@ class Connection:
 
     def once(self, attempt: Callable[[], _T]) -> _T:
         """Return what the attempt returns, and raise the typed error where gRPC raises its own."""
-        if self.address.socket_path:
-            _check_owner(self.address.socket_path)
         try:
             result = attempt()
         except grpc.RpcError as error:

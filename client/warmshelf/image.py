@@ -54,7 +54,7 @@ class SegmentImage:
             message = artifact_pb2.Layout.FromString(bytes(self._section(self.header.layout)))
             layout = layout_from_proto(message)
             check_tensors(layout.tensors, self.header.data.offset, self.header.data.end)
-        except (DecodeError, ValueError) as error:
+        except DecodeError as error:
             raise SegmentCorrupt(f"segment {self.header.segment_id} has a layout that cannot be: {error}") from error
         return layout
 

@@ -51,7 +51,9 @@ def read_segment(
         new_bytes, error = _read_once(connection, request, view, deadline)
         done_bytes += new_bytes
         fruitless_count = 0 if new_bytes else fruitless_count + 1
-        if error and not _may_resume(error, fruitless_count, deadline):
+        if done_bytes == len(view):
+            _check_end(error)
+        elif error and not _may_resume(error, fruitless_count, deadline):
             raise error
     return buffer
 
@@ -67,6 +69,12 @@ def _allocate(segment: SegmentSpec) -> mmap.mmap:
     with contextlib.suppress(OSError):  # fewer page faults, which cost more than the copy; a kernel may lack them
         buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer
+
+
+def _check_end(error: WarmshelfError | None) -> None:
+    """Let a stream pass that broke after its last byte, but not one that went on."""
+    if isinstance(error, ChunkCorrupt):
+        raise error
 
 
 def _may_resume(error: WarmshelfError, fruitless_count: int, deadline: Deadline) -> bool:

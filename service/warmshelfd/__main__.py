@@ -30,7 +30,7 @@ def _run() -> None:
     settings, warnings = parse(sys.argv[1:], os.environ)
     for warning in warnings:
         _log.warning("%s", warning)
-    arena = Arena.open(settings.arena, settings.budget, settings.pin)
+    arena = Arena.open(settings.arena, settings.budget, settings.pin, settings.reserve_bytes)
     if settings.purge:
         print(f"removed {arena.purge()} segments from {arena.directory}")
         arena.close()

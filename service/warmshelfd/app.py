@@ -20,10 +20,10 @@ from warmshelfd.formats.detect import FORMAT_NAMES
 from warmshelfd.inspecting import Sources
 from warmshelfd.leasing import Leasing
 from warmshelfd.listening import Servers, Transport
-from warmshelfd.loading import Loader, executor
+from warmshelfd.loading import Loader, LoadThreads, executor
 from warmshelfd.memory.arena import Arena
 from warmshelfd.registry.open import open_registry
-from warmshelfd.residency import Residency
+from warmshelfd.residency import Residency, log_failure
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
 from warmshelfd.servicers.flight import FlightBudget
@@ -48,12 +48,11 @@ class Daemon:
     def __init__(self, settings: Settings, arena: Arena) -> None:
         self._settings = settings
         self._arena = arena
-        limits = settings
-        catalog = Catalog(artifact_count_max=limits.artifact_count_max)
+        catalog = Catalog(artifact_count_max=settings.artifact_count_max)
         leases = LeaseTable(
-            sessions_max=limits.sessions_max,
-            leases_max=limits.leases_max,
-            leases_per_session_max=limits.leases_per_session_max,
+            sessions_max=settings.sessions_max,
+            leases_max=settings.leases_max,
+            leases_per_session_max=settings.leases_per_session_max,
         )
         residency = Residency(
             arena, catalog, leases, executor(8, "memory"), settings.adapter_floor_bytes(arena.budget_bytes)
@@ -61,7 +60,13 @@ class Daemon:
         registry = open_registry(settings.registry)
         opener = FileOpener(settings.allow_source)
         self._sources = Sources({opener.scheme: opener}, settings.format_limits())
-        loader = Loader(self._sources, residency, registry, settings.read_threads)
+        threads = LoadThreads(
+            bases=settings.load_threads,
+            adapters=settings.adapter_load_threads,
+            inspections=settings.adapter_load_threads,
+            reads=settings.read_threads,
+        )
+        loader = Loader(self._sources, residency, registry, threads)
         self._shelf = Shelf(
             catalog=catalog,
             leases=leases,
@@ -86,6 +91,8 @@ class Daemon:
             asyncio.create_task(self._transfer.watch_stalls()),
             asyncio.create_task(self._check_adopted()),
         ]
+        for task in background:
+            task.add_done_callback(log_failure)
         print(self._ready_line(servers.addresses), flush=True)
         try:
             await stopped.wait()
@@ -183,6 +190,7 @@ def _flight(settings: Settings) -> FlightBudget:
 def _transport(settings: Settings) -> Transport:
     return Transport(
         message_bytes_max=settings.message_bytes_max,
+        call_metadata_bytes_max=settings.call_metadata_bytes_max,
         keepalive_seconds=settings.keepalive_seconds,
         keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
     )

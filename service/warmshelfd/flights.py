@@ -134,6 +134,7 @@ class Flights:
         self._residency.add(segment, entry, load.waiters)
         self._catalog.apply(entry.artifact_id, Event.SEALED)
         entry.pinned = segment.pinned
+        self._catalog.touch(entry, entry.last_use_time or registration.register_time)
         self._on_ready(entry)
 
     def _fail(self, entry: Entry, load: Load, error: WarmshelfError) -> None:

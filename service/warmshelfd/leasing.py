@@ -30,7 +30,7 @@ from warmshelfd.inspecting import config_of
 from warmshelfd.loading import Load
 from warmshelfd.memory.segment import Segment
 from warmshelfd.records import to_artifact
-from warmshelfd.residency import Shelved, run_stoppable
+from warmshelfd.residency import Shelved, log_failure, run_stoppable
 from warmshelfd.shelf import Shelf
 
 T = TypeVar("T")
@@ -260,6 +260,7 @@ class Leasing:
         shelved = self._shelf.residency.get(entry.segment_id)
         if shelved.hashing is None or shelved.hashing.done():
             shelved.hashing = asyncio.get_running_loop().create_task(self._hash(entry, shelved))
+            shelved.hashing.add_done_callback(log_failure)
         return shelved.hashing
 
     async def _hash(self, entry: Entry, shelved: Shelved) -> None:

@@ -19,7 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from warmshelf.errors import DaemonInUse, InvalidConfig
-from warmshelfd.config import Listen
+from warmshelfd.options import Listen
 
 _SERVICES = (
     "warmshelf.v1.CatalogService",
@@ -38,12 +38,13 @@ _COMMON_OPTIONS = (
 class Transport:
     """Limits of the servers, in gRPC's words.
 
-    ``message_bytes_max`` bounds a request; ``keepalive_seconds`` and
+    ``message_bytes_max`` and ``call_metadata_bytes_max`` bound a request; ``keepalive_seconds`` and
     ``keepalive_timeout_seconds`` are how often a silent TCP peer is asked, and how long
     it may take to answer.
     """
 
     message_bytes_max: int
+    call_metadata_bytes_max: int
     keepalive_seconds: float
     keepalive_timeout_seconds: float
 
@@ -107,7 +108,10 @@ class Servers:
 
 
 def _limits(transport: Transport) -> tuple[tuple[str, int], ...]:
-    return (("grpc.max_receive_message_length", transport.message_bytes_max), ("grpc.max_metadata_size", 16 << 10))
+    return (
+        ("grpc.max_receive_message_length", transport.message_bytes_max),
+        ("grpc.max_metadata_size", transport.call_metadata_bytes_max),
+    )
 
 
 def _keepalive(transport: Transport) -> tuple[tuple[str, int], ...]:

@@ -73,20 +73,30 @@ class _Job:
         return self.examined.inspected.kind
 
 
+@dataclass(frozen=True, slots=True)
+class LoadThreads:
+    """How many loads and inspections run at once, and how many reads each load makes in parallel."""
+
+    bases: int
+    adapters: int
+    inspections: int
+    reads: int
+
+
 class Loader:
     """Carries out loads."""
 
-    def __init__(self, sources: Sources, residency: Residency, registry: Registry, read_threads: int) -> None:
+    def __init__(self, sources: Sources, residency: Residency, registry: Registry, threads: LoadThreads) -> None:
         self._sources = sources
         self._residency = residency
         self._arena = residency.arena
         self._registry = registry
-        self._read_threads = read_threads
+        self._read_threads = threads.reads
         # Adapters have their own threads, so they never wait behind a base.
         self._threads = {
-            ArtifactKind.BASE: executor(4, "load-base"),
-            ArtifactKind.ADAPTER: executor(8, "load-adapter"),
-            ArtifactKind.UNKNOWN: executor(8, "inspect"),
+            ArtifactKind.BASE: executor(threads.bases, "load-base"),
+            ArtifactKind.ADAPTER: executor(threads.adapters, "load-adapter"),
+            ArtifactKind.UNKNOWN: executor(threads.inspections, "inspect"),
         }
 
     async def inspect(self, source: Source) -> Examined:

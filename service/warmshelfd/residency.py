@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -19,12 +20,14 @@ from warmshelf.types import ArtifactKind
 from warmshelfd import failpoints
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.leases import LeaseTable
-from warmshelfd.domain.placement import ArenaView, Fits, Need, Never, Resident, Wait, plan
+from warmshelfd.domain.placement import ArenaView, Fits, Need, Resident, plan
 from warmshelfd.domain.state import Event
 from warmshelfd.memory.arena import Arena, Reservation
 from warmshelfd.memory.segment import Segment
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _CHECK_THREADS = 2
 """Two threads check CRCs at memory speed; more would take cores from serving."""
@@ -113,6 +116,13 @@ class Residency:
         Raises:
             LargerThanArena: it can never fit; nobody was evicted.
         """
+        budget = self.arena.budget_bytes
+        if size > budget:  # before queueing: no wait can help
+            raise LargerThanArena(
+                f"{size} bytes can never fit into an arena of {budget} bytes", needed_bytes=size, budget_bytes=budget
+            )
+        if self._turns[kind].locked():
+            waiting(self._full(size, self._held_bytes(), ", and others wait before it"))
         async with self._turns[kind]:
             while True:
                 changed = self._changed
@@ -130,14 +140,8 @@ class Residency:
         evicted = False
         while not evicted:
             decision = plan(Need(size, kind), self._view(), self._residents())
-            if isinstance(decision, Never):
-                raise LargerThanArena(
-                    f"{size} bytes can never fit into an arena of {decision.budget_bytes} bytes",
-                    needed_bytes=size,
-                    budget_bytes=decision.budget_bytes,
-                )
-            if isinstance(decision, Wait):
-                waiting(self._full(size, decision.held_bytes))
+            if not isinstance(decision, Fits):
+                waiting(self._full(size, self._held_bytes()))
                 return None
             evicted = await self._evict_all(decision)
         try:
@@ -181,11 +185,14 @@ class Residency:
             or (entry is not None and entry.keep_resident)
         )
 
-    def _full(self, size: int, held_bytes: int) -> ArenaFull:
+    def _held_bytes(self) -> int:
+        return sum(s.segment.size_bytes for s in self._shelved.values() if self._held(s))
+
+    def _full(self, size: int, held_bytes: int, more: str = "") -> ArenaFull:
         usage = self.arena.usage()
         return ArenaFull(
             f"no room for {size} bytes: {usage.free_bytes} of {usage.budget_bytes} are free, {held_bytes} are held, "
-            f"{usage.unnamed_bytes} are still mapped by somebody",
+            f"{usage.unnamed_bytes} are still mapped by somebody{more}",
             needed_bytes=size,
             free_bytes=usage.free_bytes,
             budget_bytes=usage.budget_bytes,
@@ -304,6 +311,12 @@ async def run_to_the_end(threads: Executor, function: Callable[[], T]) -> T:
         except Exception:  # noqa: BLE001 - raised again below
             break
     return future.result()
+
+
+def log_failure(task: asyncio.Task[None]) -> None:
+    """Log what ended a task that nobody waits for; a done callback."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("background work failed", exc_info=error)
 
 
 async def _stop(task: asyncio.Task[None] | None) -> None:

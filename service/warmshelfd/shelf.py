@@ -167,7 +167,10 @@ class Shelf:
         examined = await self._look(spec, must_exist=bool(conflict))
         known = to_registration(entry)
         wanted = dataclasses.replace(
-            known, spec=spec, keep_resident=options.keep_resident, follow=options.follow or known.follow
+            known,
+            spec=spec,
+            keep_resident=options.keep_resident or (known.keep_resident and not options.replace),
+            follow=options.follow or (known.follow and not options.replace),
         )
         if examined is not None:
             changed = bool(known.fingerprint) and examined.fingerprint != known.fingerprint

@@ -72,7 +72,10 @@ def test_a_full_catalog_refuses_with_the_numbers_until_one_is_removed() -> None:
     with pytest.raises(CatalogFull) as caught:
         catalog.add(entry("c"))
     assert caught.value.details == {"artifact_count": 2, "artifact_count_max": 2}
+    with pytest.raises(CatalogFull):
+        catalog.check_room()
     catalog.apply("a", Event.REMOVED)
+    catalog.check_room()
     catalog.add(entry("c"))
     catalog.check()
 

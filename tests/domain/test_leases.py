@@ -38,7 +38,7 @@ def test_a_lease_carries_what_it_holds_and_who_holds_it(table: LeaseTable) -> No
     lease = grant(table, "l1", "s2")
     assert table.get("s2", "l1") is lease
     assert (lease.holder, lease.artifact_id, lease.generation, lease.acquire_time) == ("worker-2", "a", 1, NOW)
-    assert (table.holders("segment-of-a"), table.holders_of("a"), len(table)) == (1, 1, 1)
+    assert (table.holders("segment-of-a"), table.of_artifact("a"), len(table)) == (1, [lease], 1)
 
 
 def test_the_end_of_a_session_ends_its_leases_and_no_others(table: LeaseTable) -> None:
@@ -221,8 +221,9 @@ class LeaseMachine(RuleBasedStateMachine):
         listed = [(lease.session_id, lease.lease_id, lease.artifact_id) for lease in self.table.page(0, 99).leases]
         assert listed == self.held
         for artifact_id in ("a", "b"):
-            count = sum(held[2] == artifact_id for held in self.held)
-            assert self.table.holders(f"segment-of-{artifact_id}") == self.table.holders_of(artifact_id) == count
+            on_it = [held[:2] for held in self.held if held[2] == artifact_id]
+            assert [(lease.session_id, lease.lease_id) for lease in self.table.of_artifact(artifact_id)] == on_it
+            assert self.table.holders(f"segment-of-{artifact_id}") == len(on_it)
 
 
 TestLeaseMachine = LeaseMachine.TestCase

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from kit.models import write_model
 from kit.processes import Daemon, read_all
 from warmshelf import errors

@@ -122,6 +122,8 @@ class RegistryContract(ABC):
             assert await registry.load_all() == some
 
     async def test_a_caller_that_is_cancelled_harms_no_other_and_no_order(self, uri: str, full: Registration) -> None:
+        faults: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
         async with opened(uri) as registry:
             tasks = [asyncio.create_task(registry.put(replace(full, generation=g))) for g in range(50)]
             await asyncio.sleep(0)  # each has been called now
@@ -130,6 +132,7 @@ class RegistryContract(ABC):
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(r) for r in results[1::2]] == [type(None)] * 25
             assert await registry.load_all() == [replace(full, generation=49)]
+        assert faults == []
 
     async def test_closing_finishes_what_was_called_before(self, uri: str, full: Registration) -> None:
         registry = open_registry(uri)

@@ -133,6 +133,8 @@ async def test_a_store_that_fails_says_so_and_serves_again_when_it_can(path: Pat
     registry = SqliteRegistry(str(path))
     await registry.put(full)
     await registry._do(lambda connection: connection.execute("PRAGMA max_page_count = 1"))
+    with pytest.raises(Internal, match=r"registry\.sqlite: near"):
+        await registry._do(lambda connection: connection.execute("nonsense"))
     large = replace(full, artifact_id="large", fingerprint="x" * 100_000)
     with pytest.raises(Internal, match=r"registry\.sqlite: database or disk is full"):
         await registry.put(large)

@@ -86,10 +86,6 @@ class LeaseTable:
         """Return how many leases keep the segment."""
         return self._holders.get(segment_id, 0)
 
-    def holders_of(self, artifact_id: str) -> int:
-        """Return how many leases are on the artifact, of whatever generation."""
-        return len(self._numbers_of.get(artifact_id, ()))
-
     def of_artifact(self, artifact_id: str) -> list[LeaseRecord]:
         """Return the leases on the artifact, of whatever generation, oldest first."""
         return [self._by_number[number] for number in self._numbers_of.get(artifact_id, ())]

@@ -60,6 +60,7 @@ class Inspected:
         file_names: the files that hold the tensors, in the order of ``file_index``.
         entries: every tensor, sorted by (file_index, offset_bytes, name).
         small_files: names of the files to keep byte for byte, sorted.
+        index_files: names of the files that said which tensors there are and where.
         adapter: for adapters only; its number is given by the shelf.
     """
 
@@ -68,12 +69,13 @@ class Inspected:
     file_names: tuple[str, ...]
     entries: tuple[TensorEntry, ...]
     small_files: tuple[str, ...] = ()
+    index_files: tuple[str, ...] = ()
     adapter: AdapterInspection | None = None
 
     @property
     def all_names(self) -> tuple[str, ...]:
         """Every file whose change is a change of the artifact."""
-        return (*self.file_names, *self.small_files)
+        return (*self.file_names, *self.small_files, *self.index_files)
 
 
 class Format(ABC):

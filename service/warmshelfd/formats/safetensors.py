@@ -67,6 +67,7 @@ class SafetensorsFormat(Format):
             file_names=file_names,
             entries=tuple(entries),
             small_files=small_files(names, limits),
+            index_files=() if index is None else (index,),
         )
 
 

@@ -91,24 +91,9 @@ class StrictJson:
             self._refuse(f"an object cannot be read: {error}", start)
         return value
 
-    def skip(self, bytes_max: int, depth_max: int = _DEPTH_MAX) -> None:
+    def skip(self, bytes_max: int) -> None:
         """Read any value of at most that many bytes and forget it."""
-        start = self._skip_space()
-        if depth_max == 0:
-            self._refuse(f"values are nested deeper than {_DEPTH_MAX}", start)
-        opening = self._data[start : start + 1]
-        if opening == b"{":
-            keys: set[str] = set()
-            for key in self.members(keys, bytes_max):
-                keys.add(key)
-                self.skip(bytes_max - (self.at - start), depth_max - 1)
-        elif opening == b"[":
-            self._skip_array(start, bytes_max, depth_max)
-        elif opening == _QUOTE:
-            self.string(bytes_max)
-        else:
-            self._skip_scalar(start)
-        self.check_length(start, bytes_max)
+        self._skip_value(self._skip_space(), bytes_max, _DEPTH_MAX)
 
     def check_length(self, start: int, bytes_max: int) -> None:
         """Check that what was read since ``start`` has at most so many bytes."""
@@ -120,13 +105,32 @@ class StrictJson:
         if self._skip_space() != len(self._data):
             self._refuse("something follows the JSON", self.at)
 
+    def _skip_value(self, start: int, bytes_max: int, depth_max: int) -> None:
+        """Read a value that is, or is part of, the one of ``bytes_max`` bytes that began at ``start``."""
+        at = self._skip_space()
+        if depth_max == 0:
+            self._refuse(f"values are nested deeper than {_DEPTH_MAX}", at)
+        opening = self._data[at : at + 1]
+        if opening == b"{":
+            keys: set[str] = set()
+            for key in self.members(keys, bytes_max):
+                keys.add(key)
+                self._skip_value(start, bytes_max, depth_max - 1)
+        elif opening == b"[":
+            self._skip_array(start, bytes_max, depth_max)
+        elif opening == _QUOTE:
+            self.string(bytes_max)
+        else:
+            self._skip_scalar(at)
+        self.check_length(start, bytes_max)
+
     def _skip_array(self, start: int, bytes_max: int, depth_max: int) -> None:
         self._take(b"[")
         if self._skip_if(b"]"):
             return
-        self.skip(bytes_max - (self.at - start), depth_max - 1)
+        self._skip_value(start, bytes_max, depth_max - 1)
         while self._skip_if(b","):
-            self.skip(bytes_max - (self.at - start), depth_max - 1)
+            self._skip_value(start, bytes_max, depth_max - 1)
         self._take(b"]")
 
     def _skip_scalar(self, start: int) -> None:

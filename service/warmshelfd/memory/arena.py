@@ -203,7 +203,7 @@ class Arena:
         file = None
         with suppress(OSError):  # a link, or gone: then there are no bytes of ours
             file = MappedFile.open(self.volume.directory_fd, name)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(name, dir_fd=self.volume.directory_fd)
         if file is not None:
             self._books.add_unnamed(file.size_bytes)

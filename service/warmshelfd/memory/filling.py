@@ -20,8 +20,9 @@ from warmshelfd import failpoints
 from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.memory.parts import PART_BYTES, blocks_in, extents_in, ranges, take_in_turn
 
-READ_BYTES = BLOCK_BYTES
-"""What is asked of a source at once. More would be out of the processor's reach before its CRC is computed."""
+READ_BYTES = 4 * BLOCK_BYTES
+"""What is asked of a source at once: enough for a remote one to be worth its round trip, little
+enough that the CRC still finds it in the processor's cache."""
 
 Read = Callable[[int, int, memoryview], None]
 """Fills the view with a file's bytes: file index, offset in the file, view."""

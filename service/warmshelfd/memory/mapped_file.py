@@ -9,13 +9,15 @@ import fcntl
 import mmap
 import os
 import signal
-from contextlib import suppress
+import threading
 from stat import S_ISREG
 
 from warmshelf.errors import SegmentCorrupt
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Neither a link planted under a segment's name is followed, nor a pipe waited for."""
+
+_ASKING = threading.Lock()  # held while we have a lease: two threads would take each other's away
 
 _WRITE_BITS = 0o222
 _STAT_BLOCK_BYTES = 512
@@ -96,18 +98,18 @@ class MappedFile:
         """
         if self._fd < 0:
             return False
-        # Who opens the file while we have the lease makes the kernel send us a signal:
-        # one that is ignored by default, not SIGIO, which kills.
-        fcntl.fcntl(self._fd, fcntl.F_SETSIG, signal.SIGURG)
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        with suppress(OSError):  # another thread asked too, and gave it back before us
+        with _ASKING:
+            # Who opens the file while we have the lease makes the kernel send us a signal: one
+            # that is ignored by default, not SIGIO, which kills. Giving a lease back forgets it.
+            fcntl.fcntl(self._fd, fcntl.F_SETSIG, signal.SIGURG)
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
             fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        return False
+            return False
 
     def unmap(self) -> bool:
         """Drop the mapping; say False, and keep it, while somebody here still has a view of it."""

@@ -208,7 +208,7 @@ def _read_header(file: MappedFile, segment_id: str) -> SegmentHeader:
     if file.size_bytes < HEADER_BYTES:
         raise SegmentCorrupt(f"segment {segment_id} has {file.size_bytes} bytes, less than a header")
     with memoryview(file.map) as view:
-        header = parse_header(view[:HEADER_BYTES], file.size_bytes)
+        header = parse_header(bytes(view[:HEADER_BYTES]), file.size_bytes)
         if header.segment_id != segment_id:
             raise SegmentCorrupt(f"the file of segment {segment_id} holds segment {header.segment_id}")
         if header.size_bytes != file.size_bytes:

@@ -29,7 +29,9 @@ def sqlite_path(uri: str) -> str:
     path = uri[len(_SQLITE) :]
     if not uri.startswith(_SQLITE):
         scheme = uri.partition(":")[0][:20]
-        raise InvalidConfig(f"a registry of scheme {scheme!r} is not offered: sqlite:///ABSOLUTE/PATH is")
+        raise InvalidConfig(
+            f"a registry of scheme {scheme!r} is not offered by this release: sqlite:///ABSOLUTE/PATH is"
+        )
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise InvalidConfig("the registry's path must be an absolute one of a file, as in sqlite:///var/lib/x.sqlite")
     return path

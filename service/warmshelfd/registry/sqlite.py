@@ -225,7 +225,7 @@ def _schema(connection: sqlite3.Connection, path: str) -> int:
 
 
 def _load_all(connection: sqlite3.Connection) -> list[Registration]:
-    rows = connection.execute("SELECT artifact_id, record FROM registrations ORDER BY artifact_id COLLATE NOCASE")
+    rows = connection.execute("SELECT artifact_id, record FROM registrations ORDER BY artifact_id")
     return [registration for row in rows if (registration := _read(*row))]
 
 

@@ -92,6 +92,8 @@ class TransferServicer:
                 finally:
                     self._flight.give(size)
                 offset = stop
+        except grpc.aio.InternalError:  # what gRPC raises where the reader has gone
+            raise asyncio.CancelledError from None
         except asyncio.CancelledError:
             if task not in self._stalled:
                 raise

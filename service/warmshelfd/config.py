@@ -1,0 +1,370 @@
+"""What the daemon is told: every option, and every limit with its unit and reason.
+
+A value comes from the command line, else from the environment (``WARMSHELF_*``),
+else from the TOML file, else from the defaults here. This module reads them and
+says what is wrong with them. It opens nothing but that file, and does not know
+whether an arena, a registry or an address can be had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import pwd
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from warmshelf.errors import InvalidConfig, InvalidSpec
+from warmshelfd import __version__
+from warmshelfd.formats.base import FormatLimits
+from warmshelfd.memory.pinning import PinPolicy
+from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share, parse_size
+from warmshelfd.registry.open import sqlite_path
+from warmshelfd.sources.file_uri import parse_path
+
+CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
+"""Smaller chunks cost more calls than they save memory; larger ones are slower, and from
+3.9 MiB on a chunk with its head is above the 4 MiB that gRPC clients take by default."""
+
+_FORMAT = FormatLimits()
+
+
+def _check_chunk(size: int) -> int:
+    if not CHUNK_BYTES_MIN <= size <= CHUNK_BYTES_MAX or size & (size - 1):
+        raise ValueError("a chunk is a power of two from 64KiB to 2MiB; gRPC clients refuse messages above 4MiB")
+    return size
+
+
+def _check_arena(path: str) -> str:
+    if not path or "\0" in path:
+        raise ValueError("it must be a directory")
+    return os.path.abspath(path)
+
+
+def _check_registry(uri: str) -> str:
+    try:
+        sqlite_path(uri)
+    except InvalidConfig as error:
+        raise ValueError(error.message) from None
+    return uri
+
+
+def _check_prefix(text: str) -> str:
+    try:
+        parse_path(text)
+    except InvalidSpec as error:
+        raise ValueError(error.message) from None
+    return text
+
+
+Address = Annotated[Listen, BeforeValidator(parse_listen)]
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+ChunkSize = Annotated[int, BeforeValidator(parse_size), AfterValidator(_check_chunk)]
+Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Everything the daemon is told, checked."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", validate_default=False, use_attribute_docstrings=True
+    )
+
+    # --- options of the command line ----------------------------------------
+
+    listen: Annotated[tuple[Address, ...], Field(min_length=1)]
+    """Addresses to serve on: `unix:///ABSOLUTE/PATH` or `HOST:PORT`. Replaces the default."""
+    arena: Annotated[str, AfterValidator(_check_arena)]
+    """Directory of the segments, on a memory file system."""
+    budget: Size | None = None
+    """Bytes the arena may hold. Default: half of what its file system has free."""
+    adapter_floor: Annotated[Share, BeforeValidator(parse_share)] = Share(percent=20)
+    """What bases must leave to resident adapters: bytes, or a share of the budget."""
+    pin: PinPolicy = PinPolicy.PREFER
+    """Whether segments are page-locked: `prefer`, `require` or `off`."""
+    registry: Annotated[str, AfterValidator(_check_registry)]
+    """Where registrations are kept: `sqlite:///ABSOLUTE/PATH`."""
+    allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
+    """Prefixes that sources may lie under, such as `file:///models`; everything else is refused."""
+    purge: bool = False
+    """Empty the arena and exit. Only on the command line."""
+
+    # --- limits: clients ----------------------------------------------------
+
+    artifact_count_max: Count = 100_000
+    """Most artifacts known; one takes some KB of memory, and more for a long config."""
+    sessions_max: Count = 4096
+    """Most open sessions; a worker process has one."""
+    leases_max: Count = 100_000
+    """Most leases of all sessions; one takes 0.5 KB."""
+    leases_per_session_max: Count = 16_384
+    """Most leases of one session, so that one worker that forgets to release does not starve the others."""
+    streams_max: Count = 1024
+    """Most reads that stream at once; each may have a small chunk under way."""
+    message_bytes_max: Size = 1 << 20
+    """Longest request; the longest that makes sense names some hundred features."""
+    call_metadata_bytes_max: Size = 16 << 10
+    """Most bytes in a call's metadata, which our clients do not use."""
+
+    # --- limits: chunks and time --------------------------------------------
+
+    chunk_bytes: ChunkSize = 1 << 20
+    """Size of a chunk, a power of two: a block's, whose CRC is known already. 1 to 2 MiB is fastest."""
+    small_chunk_bytes: ChunkSize = 64 << 10
+    """Size of the chunk that every stream may always send, also when readers stall."""
+    flight_bytes_max: Size = 128 << 20
+    """Bytes of larger chunks under way over all streams: what slow readers can cost beside small chunks."""
+    stall_seconds: Seconds = 60.0
+    """A stream whose reader has taken nothing for so long is ended; the reader may resume."""
+    drain_seconds: Seconds = 20.0
+    """What calls under way get after SIGTERM; below the 30 s that Kubernetes waits."""
+    keepalive_seconds: Seconds = 10.0
+    """How often a silent TCP peer is asked whether it is there; gRPC's own 2 h keep dead workers' leases."""
+    keepalive_timeout_seconds: Seconds = 5.0
+    """How long that peer may take to answer before its connection ends."""
+
+    # --- limits: loads ------------------------------------------------------
+
+    load_threads: Count = 4
+    """Bases that load at once; two threads reach the memory's speed, more wait for slow sources."""
+    adapter_load_threads: Count = 8
+    """Adapters that load at once, never behind a base."""
+    read_threads: Count = 4
+    """Parallel reads of one base's load."""
+    reserve_bytes: Size = 512 << 20
+    """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
+    With the budget it must fit into the cgroup's limit."""
+
+    # --- limits: what a source's files may ask for; reasons in FormatLimits --
+
+    format_header_bytes_max: Size = _FORMAT.header_bytes_max
+    """Longest header of a file."""
+    format_tensor_count_max: Count = _FORMAT.tensor_count_max
+    """Most tensors of one artifact."""
+    format_element_count_max: Count = _FORMAT.element_count_max
+    """Most elements of one tensor."""
+    format_rank_max: Count = _FORMAT.rank_max
+    """Most dimensions of a tensor."""
+    format_name_bytes_max: Size = _FORMAT.name_bytes_max
+    """Longest tensor name."""
+    format_metadata_bytes_max: Size = _FORMAT.metadata_bytes_max
+    """Most bytes of free-form metadata."""
+    format_index_bytes_max: Size = _FORMAT.index_bytes_max
+    """Longest weights index."""
+    format_small_file_bytes_max: Size = _FORMAT.small_file_bytes_max
+    """Longest file kept whole beside the tensors."""
+    format_small_files_bytes_max: Size = _FORMAT.small_files_bytes_max
+    """All of those together."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is the library's
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take values from the call alone: ``parse`` joins the sources, so that errors can name the one at fault."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Settings:
+        if not self.small_chunk_bytes <= self.chunk_bytes <= self.flight_bytes_max:
+            raise ValueError("small_chunk_bytes must not be above chunk_bytes, nor that above flight_bytes_max")
+        if len(set(self.listen)) < len(self.listen):
+            raise ValueError("listen has an address twice")
+        return self
+
+    def adapter_floor_bytes(self, budget_bytes: int) -> int:
+        """Return what bases must leave to adapters in an arena of this budget."""
+        return self.adapter_floor.of(budget_bytes)
+
+    def format_limits(self) -> FormatLimits:
+        """Return the limits of formats."""
+        return FormatLimits(**{field.name: getattr(self, f"format_{field.name}") for field in fields(FormatLimits)})
+
+
+# --- joining the sources -----------------------------------------------------
+
+_PREFIX = "WARMSHELF_"
+_LISTS = frozenset({"listen", "allow_source", "preload"})
+_NOT_OFFERED = frozenset({"http", "declare", "preload"})
+"""Options of later releases: refused, since to ignore them would be to promise them."""
+_KNOWN = (frozenset(Settings.model_fields) | _NOT_OFFERED) - {"purge"}
+_NOT_OURS = frozenset({"config", "address", "daemon_uid", "failpoints"})
+"""Variables that are read elsewhere: by ``parse``, by clients, by ``failpoints``."""
+_MAY_HOLD_SECRETS = frozenset({"registry"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value, and where it comes from in words for people."""
+
+    value: Any
+    origin: str
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
+    """Return the settings, and warnings to show.
+
+    ``--help`` and ``--version`` print and exit. The file named by ``--config`` or
+    ``WARMSHELF_CONFIG`` is read.
+
+    Raises:
+        InvalidConfig: names the option, its value, and what is right.
+    """
+    command_line = _from_command_line(argv)
+    environment, warnings = _from_environment(environ)
+    path = command_line.pop("config", _Given(environ.get(f"{_PREFIX}CONFIG", ""), "")).value
+    given = {**_from_file(str(path)), **environment, **command_line}
+    for name in given.keys() & _NOT_OFFERED:
+        raise InvalidConfig(f"{given[name].origin}: not offered by this release", option=name)
+    settings = _settings({**_defaults(environ, warnings), **given})
+    if "allow_source" not in given and all(listen.kind == "unix" for listen in settings.listen):
+        settings = settings.model_copy(update={"allow_source": _here()})
+    return settings, warnings
+
+
+def _settings(given: Mapping[str, _Given]) -> Settings:
+    try:
+        return Settings(**{name: _as_list(name, one.value) for name, one in given.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+    why = first["msg"].removeprefix("Value error, ")
+    name = str(first["loc"][0]) if first["loc"] else ""
+    if name not in given:
+        raise InvalidConfig(why)
+    shown = "" if name in _MAY_HOLD_SECRETS else f" {str(first['input'])[:200]!r}"
+    raise InvalidConfig(f"{given[name].origin}{shown}: {why}", option=name)
+
+
+def _as_list(name: str, value: Any) -> Any:
+    return [value] if name in _LISTS and isinstance(value, str) else value
+
+
+def _defaults(environ: Mapping[str, str], warnings: list[str]) -> dict[str, _Given]:
+    """Return what serves one user on one machine."""
+    user = f"warmshelf-{os.getuid()}"
+    runtime = _absolute(environ.get("XDG_RUNTIME_DIR"))
+    home = _absolute(environ.get("HOME")) or _home()
+    state = _absolute(environ.get("XDG_STATE_HOME")) or (f"{home}/.local/state" if home else "")
+    if not state:
+        warnings.append(f"neither XDG_STATE_HOME nor HOME is set: /tmp/{user} keeps the registry, a reboot may lose it")
+    defaults = {
+        "listen": f"unix://{runtime}/warmshelf/api.sock" if runtime else f"unix:///tmp/{user}/api.sock",
+        "arena": f"/dev/shm/{user}",  # noqa: S108 - the arena makes it 0700 and checks its owner
+        "registry": f"sqlite://{state}/warmshelf/registry.sqlite" if state else f"sqlite:///tmp/{user}/registry.sqlite",
+    }
+    return {name: _Given(value, f"the default of {name}") for name, value in defaults.items()}
+
+
+def _absolute(path: str | None) -> str:
+    """Return the directory without a slash at its end; "" unless it is absolute."""
+    return path.rstrip("/") if path and path.startswith("/") else ""
+
+
+def _home() -> str:
+    try:
+        return _absolute(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return ""
+
+
+def _here() -> tuple[str, ...]:
+    """Return the current directory as the only allowed source, unless that would be everything."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        return ()
+    return () if here == "/" else (here,)
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, _Given], list[str]]:
+    """Return the options among the variables, and a warning for each that is none; an empty one counts as unset."""
+    given, warnings = {}, []
+    for variable in sorted(name for name, value in environ.items() if name.startswith(_PREFIX) and value.strip()):
+        name = variable.removeprefix(_PREFIX).lower()
+        if name in _KNOWN and variable.isupper():
+            value = environ[variable]
+            given[name] = _Given(re.split(r"[,\s]+", value.strip(", ")) if name in _LISTS else value, variable)
+        elif name not in _NOT_OURS:
+            warnings.append(f"the environment variable {variable} is no option of warmshelfd")
+    return given, warnings
+
+
+def _from_file(path: str) -> dict[str, _Given]:
+    if not path:
+        return {}
+    if not os.path.isfile(path):  # the library would pass over it
+        raise InvalidConfig(f"there is no file {path!r}", path=path)
+    try:
+        table = TomlConfigSettingsSource(Settings, Path(path)).toml_data
+    except OSError as error:
+        raise InvalidConfig(f"the file {path!r} cannot be read: {error.strerror}", path=path) from error
+    except ValueError as error:
+        raise InvalidConfig(f"the file {path!r} is not TOML: {error}", path=path) from error
+    given = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in _KNOWN:
+            nearest = difflib.get_close_matches(name, sorted(_KNOWN), n=1, cutoff=0)[0]
+            raise InvalidConfig(f"{key!r} in {path!r} is no option; the nearest is {nearest!r}", path=path, option=key)
+        given[name] = _Given(value, f"{key} in {path!r}")
+    return given
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidConfig(message)
+
+
+def _from_command_line(argv: Sequence[str]) -> dict[str, _Given]:
+    parsed = vars(_parser().parse_args(argv))
+    return {name: _Given(value, f"--{name.replace('_', '-')}") for name, value in parsed.items()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="warmshelfd",
+        description="Keeps model weights and LoRA adapters in host memory and hands them to inference workers.",
+        epilog="Every option, and every limit, is also a key of the file and an environment variable WARMSHELF_*.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"warmshelfd {__version__}")
+    parser.add_argument("--config", metavar="FILE", help="TOML file with options and limits")
+    for name, metavar in _COMMAND_LINE.items():
+        many: dict[str, Any] = {"action": "extend", "nargs": "+"} if name in _LISTS else {}
+        field = Settings.model_fields.get(name)
+        text = (field.description if field else None) or "not offered by this release"
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text.replace("%", "%%"), **many)
+    parser.add_argument("--purge", action="store_true", help="empty the arena and exit")
+    return parser
+
+
+_COMMAND_LINE = {
+    "listen": "ADDRESS",
+    "http": "HOST:PORT",
+    "arena": "DIR",
+    "budget": "SIZE",
+    "adapter_floor": "SHARE",
+    "pin": "POLICY",
+    "registry": "URI",
+    "declare": "FILE",
+    "allow_source": "PREFIX",
+    "preload": "ID",
+}

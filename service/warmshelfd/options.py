@@ -1,0 +1,140 @@
+"""How the values of options are written: sizes, shares and addresses.
+
+Text in, values out; a value that is one already stays as it is. Knows no option by
+name and looks at nothing outside. What cannot be read is a ``ValueError`` that says
+what is right.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+SOCKET_PATH_BYTES_MAX = 107
+"""Longest path of a Unix socket: the kernel's ``sun_path`` has 108 bytes, the last a NUL."""
+
+_INT64_MAX = (1 << 63) - 1
+_PERCENT_MAX = 100
+_PORT_MAX = 65535
+_DECIMAL = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BINARY = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_UNITS = _DECIMAL | _BINARY
+_SIZE = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,6}))?\s*([A-Za-z]*)")
+_COUNT = re.compile(r"[0-9]{1,19}")
+_PERCENT = re.compile(r"([0-9]{1,3})\s*%")
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A number of bytes, or so many percent of a whole that is known later."""
+
+    size_bytes: int = 0
+    percent: int = 0
+
+    def of(self, whole_bytes: int) -> int:
+        """Return the bytes that are meant, given the whole."""
+        return whole_bytes * self.percent // 100 if self.percent else self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """An address to listen on: ``path`` of a Unix socket, or ``host`` and ``port``.
+
+    ``host`` is without brackets; ``port`` 0 lets the kernel choose.
+    """
+
+    kind: Literal["unix", "tcp"]
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == "unix":
+            return f"unix://{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_size(value: object) -> int:
+    """Return the bytes of ``64GiB``, ``1.5MiB``, ``500MB`` or a plain number."""
+    match = _SIZE.fullmatch(str(value).strip()) if isinstance(value, (str, int)) and value is not True else None
+    if match is None or match[3] not in _UNITS:
+        raise ValueError("a size is a number with or without a unit, such as 64GiB, 512MiB, 1000MB or 4096")
+    digits = match[2] or ""
+    scale: int = 10 ** len(digits)
+    size, rest = divmod(int(match[1] + digits) * _UNITS[match[3]], scale)
+    if rest or size > _INT64_MAX:
+        raise ValueError("a size is a whole number of bytes below 2^63")
+    return size
+
+
+def parse_share(value: object) -> Share:
+    """Return the share that ``20%`` or a size means."""
+    if isinstance(value, Share):
+        return value
+    match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return Share(size_bytes=parse_size(value))
+    if int(match[1]) > _PERCENT_MAX:
+        raise ValueError("a share is at most 100%")
+    return Share(percent=int(match[1]))
+
+
+def parse_count(value: object) -> int:
+    """Return a whole number, given as one or as text."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and _COUNT.fullmatch(value.strip()):
+        return int(value)
+    raise ValueError("it must be a whole number")
+
+
+def parse_seconds(value: object) -> float:
+    """Return seconds, given as a number or as text."""
+    try:
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool) and math.isfinite(float(value)):
+            return float(value)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("it must be a number of seconds")
+
+
+def parse_listen(value: object) -> Listen:
+    """Return the address that ``unix:///path`` or ``HOST:PORT`` means."""
+    if isinstance(value, Listen):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("an address is text")  # noqa: TRY004 - a wrong value like any other
+    if value.startswith("unix:"):
+        return Listen("unix", path=_socket_path(value))
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not re.fullmatch("[0-9]{1,5}", port):
+        raise ValueError("an address is unix:///ABSOLUTE/PATH or HOST:PORT; 0.0.0.0:PORT means every interface")
+    if int(port) > _PORT_MAX:
+        raise ValueError(f"port {port} is above {_PORT_MAX}")
+    return Listen("tcp", host=_host(host), port=int(port))
+
+
+def _socket_path(value: str) -> str:
+    path = value.removeprefix("unix://")
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ValueError("a socket is named by its absolute path, as in unix:///run/warmshelf/api.sock")
+    size = len(os.fsencode(path))
+    if size > SOCKET_PATH_BYTES_MAX:
+        raise ValueError(f"the socket's path has {size} bytes, at most {SOCKET_PATH_BYTES_MAX} are allowed")
+    return path
+
+
+def _host(host: str) -> str:
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return str(ipaddress.IPv6Address(host[1:-1]))
+        except ValueError:
+            raise ValueError(f"{host} is no IPv6 address") from None
+    if not _HOST.fullmatch(host):
+        raise ValueError("the host is a name, an IPv4 address, or an IPv6 address in brackets as in [::1]:50051")
+    return host

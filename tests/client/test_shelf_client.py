@@ -1,0 +1,393 @@
+"""What a program does with a Shelf, and what becomes of it when the daemon or the process changes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import warmshelf
+from kit.models import pattern
+from kit.segments import SegmentFile, write_segment
+from kit.standin import StandIn
+from warmshelf.client import source_uri
+from warmshelf.errors import (
+    ArtifactNotFound,
+    InvalidId,
+    InvalidRequest,
+    InvalidSpec,
+    LeaseLost,
+    MalformedArtifact,
+)
+from warmshelf.types import ArtifactKind, LoadPhase
+from warmshelf.v1 import artifact_pb2
+
+Put = Callable[[SegmentFile], SegmentFile]
+
+
+@pytest.fixture
+def shelf(stand_in: StandIn, segment: SegmentFile, put: Put) -> Iterator[warmshelf.Shelf]:
+    stand_in.add("org/a", put(segment))
+    with warmshelf.connect(stand_in.address, timeout=20) as it:
+        yield it
+
+
+# --- the catalog ---
+
+
+def test_a_registration_says_what_was_meant(shelf: warmshelf.Shelf) -> None:
+    digest = "blake3:" + "0" * 64
+    artifact = shelf.register(
+        "org/b", "s3://bucket/x y", base="org/a", digest=digest, revision="r1", follow=True, keep=True
+    )
+    assert artifact.spec.source == warmshelf.Source("s3://bucket/x y", "r1", digest)
+    assert (artifact.spec.kind, artifact.spec.base_id) == (ArtifactKind.ADAPTER, "org/a")
+    assert artifact.follow
+    assert artifact.keep_resident
+
+
+def test_without_a_base_the_kind_is_read_from_the_source(shelf: warmshelf.Shelf) -> None:
+    assert shelf.register("org/b", "s3://bucket/x").spec.kind is ArtifactKind.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("source", "uri"),
+    [
+        ("/models/a b%.safetensors", "file:///models/a%20b%25.safetensors"),
+        ("/models/../x/", "file:///x"),
+        (Path("/models/ü"), "file:///models/%C3%BC"),
+        ("file:///models/a%20b", "file:///models/a%20b"),
+        ("s3://bucket/a b", "s3://bucket/a b"),
+    ],
+)
+def test_a_path_becomes_a_uri_and_a_uri_stays(source: str | Path, uri: str) -> None:
+    assert source_uri(source) == uri
+
+
+def test_a_relative_path_is_of_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert source_uri("models/a") == f"file://{tmp_path}/models/a"
+
+
+def test_no_source_is_not_this_directory() -> None:
+    with pytest.raises(InvalidSpec):
+        source_uri("")
+
+
+def test_an_id_outside_the_grammar_is_refused_before_a_call(shelf: warmshelf.Shelf) -> None:
+    """B05."""
+    for call in (shelf.get, shelf.load, shelf.acquire, shelf.evict, shelf.remove, shelf.leases):
+        with pytest.raises(InvalidId):
+            call("../etc")
+    with pytest.raises(InvalidId):
+        shelf.register("a\n", "file:///a")
+
+
+def test_a_listing_has_every_page(shelf: warmshelf.Shelf) -> None:
+    for name in ("b", "c", "d", "e"):
+        shelf.register(f"org/{name}", "file:///x")
+    assert [artifact.artifact_id for artifact in shelf.list()] == ["org/a", "org/b", "org/c", "org/d", "org/e"]
+
+
+def test_a_load_tells_how_far_it_is_and_ends_with_the_artifact(shelf: warmshelf.Shelf) -> None:
+    steps = list(shelf.load("org/a"))
+    assert [step.done_bytes for step in steps[:3]] == [0, 5, 10]
+    assert steps[-1].phase is LoadPhase.SEAL
+    assert steps[-1].artifact is not None
+    assert steps[-1].artifact.artifact_id == "org/a"
+
+
+def test_a_load_that_is_closed_leaves_the_shelf_usable(shelf: warmshelf.Shelf) -> None:
+    steps = shelf.load("org/a")
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    assert shelf.get("org/a").artifact_id == "org/a"
+
+
+def test_the_load_of_an_unknown_id_is_not_found(shelf: warmshelf.Shelf) -> None:
+    with pytest.raises(ArtifactNotFound):
+        next(iter(shelf.load("nobody")))
+
+
+def test_a_closed_shelf_refuses_further_calls(shelf: warmshelf.Shelf) -> None:
+    shelf.close()
+    shelf.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        shelf.get("org/a")
+
+
+# --- leases ---
+
+
+def test_an_acquired_artifact_is_mapped_and_reads_as_a_mapping(shelf: warmshelf.Shelf) -> None:
+    with shelf.acquire("org/a") as lease:
+        assert (lease.transport, lease.fallback_reason, lease.generation) == ("mapped", "", 1)
+        assert list(lease) == ["a.weight", "b.weight", "scalar", "empty"]
+        assert len(lease) == 4
+        assert "a.weight" in lease
+        assert "c.weight" not in lease
+        assert lease["a.weight"] == pattern(1, 600_000)
+        assert lease.layout.generation == 1
+        assert lease.layout.tensors[0].name == "a.weight"
+        assert lease.layout.segments[0].segment_id in Path("/proc/self/maps").read_text()
+        with pytest.raises(KeyError):
+            lease["c.weight"]
+
+
+def test_a_config_travels_byte_for_byte_and_parsed(shelf: warmshelf.Shelf, stand_in: StandIn) -> None:
+    """B13: a byte order mark too."""
+    with shelf.acquire("org/a") as lease:
+        assert lease.config_json == b'\xef\xbb\xbf{"r": 1}'
+        assert lease.config == {"r": 1}
+        assert sorted(lease.files) == ["adapter_config.json", "config.json"]
+    stand_in.artifacts["org/a"].kind = artifact_pb2.ARTIFACT_KIND_ADAPTER
+    with shelf.acquire("org/a") as lease:
+        assert lease.config == {"lora_alpha": 8}
+
+
+@pytest.mark.parametrize(("text", "fails"), [(b"", False), (b"[]", True), (b"{", True), (b"\xff", True)])
+def test_a_config_that_is_no_json_object_is_malformed(
+    shelf: warmshelf.Shelf, stand_in: StandIn, put: Put, text: bytes, fails: bool
+) -> None:
+    stand_in.add("org/c", put(write_segment({"w": ("U8", (1,), b"x")}, files={"config.json": text})))
+    with shelf.acquire("org/c") as lease:
+        if fails:
+            with pytest.raises(MalformedArtifact):
+                _ = lease.config
+        else:
+            assert lease.config == {}
+        assert lease.config_json == text
+
+
+def test_a_view_outlives_the_lease_which_itself_lets_go(shelf: warmshelf.Shelf, segment: SegmentFile) -> None:
+    lease = shelf.acquire("org/a")
+    view = lease["a.weight"]
+    lease.release()
+    lease.release()
+    assert view == pattern(1, 600_000)
+    with pytest.raises(LeaseLost, match="released"):
+        lease["a.weight"]
+    del view
+    gc.collect()
+    assert segment.segment_id not in Path("/proc/self/maps").read_text()
+
+
+def test_views_outlive_the_shelf(stand_in: StandIn, segment: SegmentFile, put: Put) -> None:
+    stand_in.add("org/a", put(segment))
+    with warmshelf.connect(stand_in.address) as shelf:
+        lease = shelf.acquire("org/a")
+    stand_in.stop()
+    assert lease["a.weight"] == pattern(1, 600_000)
+    lease.release()
+
+
+def test_each_acquire_maps_anew(shelf: warmshelf.Shelf) -> None:
+    """B45."""
+    with shelf.acquire("org/a") as one, shelf.acquire("org/a") as other:
+        one["a.weight"][0] = 255
+        assert other["a.weight"] == pattern(1, 600_000)
+        assert one != other
+    with shelf.acquire("org/a") as later:
+        assert later["a.weight"] == pattern(1, 600_000)
+
+
+def test_what_a_worker_honours_is_never_sent_as_an_empty_list(shelf: warmshelf.Shelf, stand_in: StandIn) -> None:
+    """B07: on the wire an empty list means anything."""
+    for features in (None, (), ("dora",)):
+        shelf.acquire("org/a", features=features, rank_max=8, resident_only=True).release()
+    assert [list(request.features) for request in stand_in.acquires] == [[], ["lora"], ["lora", "dora"]]
+    assert {request.rank_max for request in stand_in.acquires} == {8}
+    assert all(request.resident_only for request in stand_in.acquires)
+
+
+def test_leases_come_together_on_one_session(shelf: warmshelf.Shelf, stand_in: StandIn) -> None:
+    leases: list[warmshelf.Lease] = []
+    threads = [threading.Thread(target=lambda: leases.append(shelf.acquire("org/a"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(leases) == 8
+    assert len(stand_in.sessions) == 1
+    assert len(shelf.leases()) == 8
+    for lease in leases:
+        lease.release()
+    assert shelf.leases() == []
+
+
+def test_the_holder_is_named(stand_in: StandIn, segment: SegmentFile, put: Put) -> None:
+    stand_in.add("org/a", put(segment))
+    with warmshelf.connect(stand_in.address, holder="pod-ü/\udc80") as shelf:
+        shelf.acquire("org/a").release()
+        assert list(stand_in.sessions.values()) == ["pod-ü/\\udc80"]
+    assert stand_in.wait_sessions(0)
+    with warmshelf.connect(stand_in.address) as shelf:
+        shelf.acquire("org/a").release()
+        assert str(os.getpid()) in next(iter(stand_in.sessions.values()))
+
+
+# --- ways to the bytes ---
+
+
+def test_an_arena_that_is_not_here_is_streamed_around(
+    stand_in: StandIn, segment: SegmentFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B47: results are equal, and the daemon is told why."""
+    stand_in.add("org/a", segment)
+    monkeypatch.setenv("WARMSHELF_ARENA", str(tmp_path / "nowhere"))
+    with warmshelf.connect(stand_in.address) as shelf, shelf.acquire("org/a") as lease:
+        assert (lease.transport, lease.fallback_reason) == ("streamed", "arena_not_visible")
+        assert lease["a.weight"] == pattern(1, 600_000)
+    assert [read.fallback_reason for read in stand_in.reads] == ["arena_not_visible"]
+
+
+def test_over_tcp_a_named_arena_is_mapped(tcp_stand_in: StandIn, segment: SegmentFile, put: Put, arena: Path) -> None:
+    tcp_stand_in.add("org/a", put(segment))
+    tcp_stand_in.arena_directory = str(arena)
+    with warmshelf.connect(tcp_stand_in.address) as shelf, shelf.acquire("org/a") as lease:
+        assert (lease.transport, lease.fallback_reason) == ("streamed", "tcp")
+    with warmshelf.connect(tcp_stand_in.address, arena=arena) as shelf, shelf.acquire("org/a") as lease:
+        assert lease.transport == "mapped"
+
+
+def test_a_daemon_that_names_no_arena_streams(stand_in: StandIn, segment: SegmentFile) -> None:
+    stand_in.add("org/a", segment)
+    stand_in.arena_directory = ""
+    with warmshelf.connect(stand_in.address) as shelf, shelf.acquire("org/a") as lease:
+        assert (lease.transport, lease.fallback_reason) == ("streamed", "arena_not_visible")
+
+
+# --- the daemon's death ---
+
+
+def test_after_a_restart_the_next_acquire_works_and_old_leases_are_harmless(
+    shelf: warmshelf.Shelf, stand_in: StandIn
+) -> None:
+    """B53."""
+    old = shelf.acquire("org/a")
+    stand_in.stop()
+    assert old["a.weight"] == pattern(1, 600_000)
+    stand_in.start()
+    with shelf.acquire("org/a", timeout=10) as new:
+        assert new["a.weight"] == pattern(1, 600_000)
+        old.release()
+        assert len(stand_in.leases) == 1
+
+
+def test_a_daemon_that_is_away_for_a_moment_is_waited_for(shelf: warmshelf.Shelf, stand_in: StandIn) -> None:
+    """B53: the first call after a restart does not fail."""
+    shelf.acquire("org/a").release()
+    stand_in.stop()
+    timer = threading.Timer(0.5, stand_in.start)
+    timer.start()
+    assert shelf.get("org/a").artifact_id == "org/a"
+    with shelf.acquire("org/a") as lease:
+        assert lease.transport == "mapped"
+    timer.join()
+
+
+def test_a_release_without_a_daemon_is_harmless(shelf: warmshelf.Shelf, stand_in: StandIn) -> None:
+    """B53."""
+    lease = shelf.acquire("org/a")
+    stand_in.stop()
+    lease.release()
+
+
+# --- the worker's own end ---
+
+FORGETFUL = """
+import sys, warmshelf
+lease = warmshelf.connect(sys.argv[1]).acquire("org/a")
+{ending}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [("", 0), ("raise SystemExit(3)", 3), ("1 / 0", 1), ("import os; os.kill(os.getpid(), 9)", -9)],
+)
+def test_a_worker_that_forgets_everything_holds_nothing(
+    shelf: warmshelf.Shelf, stand_in: StandIn, ending: str, status: int
+) -> None:
+    """B39: however it ends."""
+    code = FORGETFUL.format(ending=ending)
+    done = subprocess.run([sys.executable, "-c", code, stand_in.address], capture_output=True, check=False, text=True)
+    assert done.returncode == status, done.stderr
+    assert done.stderr == "" or "ZeroDivisionError" in done.stderr
+    assert stand_in.wait_sessions(0)
+    assert stand_in.leases == {}
+
+
+def test_a_shelf_that_is_forgotten_ends_its_session(stand_in: StandIn, segment: SegmentFile, put: Put) -> None:
+    stand_in.add("org/a", put(segment))
+    lease = warmshelf.connect(stand_in.address).acquire("org/a")
+    gc.collect()
+    assert len(stand_in.leases) == 1  # the lease still stands on it
+    view = lease["a.weight"]
+    del lease
+    gc.collect()
+    assert stand_in.wait_sessions(0)
+    assert view == pattern(1, 600_000)
+
+
+FORK = """
+import os, sys, time, warmshelf
+shelf = warmshelf.connect(sys.argv[1], timeout=20)
+lease = shelf.acquire("org/a")
+child = os.fork()
+if child == 0:
+    start = time.monotonic()
+    try:
+        own = shelf.acquire("org/a", timeout=10)
+        print("child has", own.transport, bytes(own["a.weight"][:4]) == bytes(lease["a.weight"][:4]))
+    except warmshelf.errors.DaemonUnreachable as error:
+        print("child refused", "forked" in error.message)
+    lease.release()
+    print("in time", time.monotonic() - start < 12, flush=True)
+    {ending}
+os.waitpid(child, 0)
+print("parent's leases", len(shelf.leases()))
+print("parent's bytes", len(bytes(lease["a.weight"])))
+lease.release()
+print("then", len(shelf.leases()))
+"""
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)"])
+def test_a_forked_child_has_a_connection_of_its_own_and_ends_nothing_of_the_parents(
+    shelf: warmshelf.Shelf, stand_in: StandIn, ending: str
+) -> None:
+    """B51."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK.format(ending=ending), stand_in.address],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] in {"child has mapped True", "child refused True"}
+    assert lines[1] == "in time True"
+    assert lines[-3:] == ["parent's leases 1", "parent's bytes 600000", "then 0"], done.stdout + done.stderr
+
+
+def test_where_grpc_cannot_live_after_a_fork_the_child_is_told_at_once(
+    shelf: warmshelf.Shelf, stand_in: StandIn
+) -> None:
+    """B51."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK.format(ending="os._exit(0)"), stand_in.address],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
+    )
+    assert "child refused True" in done.stdout
+    assert "then 0" in done.stdout
