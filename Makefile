@@ -38,15 +38,39 @@ fmt: install ## Format the code and sort its imports
 	@.venv/bin/ruff check --select I --fix --quiet $(CODE)
 	@.venv/bin/ruff format $(CODE)
 
-check: install .venv-protos/.installed ## Run every check that is not a test
-	@echo "check: format" && .venv/bin/ruff format --check --quiet $(CODE)
-	@echo "check: lint" && .venv/bin/ruff check --quiet $(CODE)
-	@echo "check: house rules" && scripts/house
-	@echo "check: types" && .venv/bin/mypy --no-error-summary
-	@echo "check: types of benchmarks and examples" && .venv/bin/mypy --no-error-summary -p benchmarks -p examples
-	@echo "check: who imports whom" && { out=$$(.venv/bin/lint-imports) || { echo "$$out"; exit 1; }; }
-	@echo "check: protos" && .venv/bin/buf lint
-	@echo "check: stubs" && scripts/stubs-current
+CHECKS := format lint house types imports protos stubs
+.PHONY: $(CHECKS:%=check-%)
+
+check: $(CHECKS:%=check-%) ## Run every check that is not a test; `make check-types` runs one
+
+check-format: install
+	@echo "check: format"
+	@.venv/bin/ruff format --check --quiet $(CODE)
+
+check-lint: install
+	@echo "check: lint"
+	@.venv/bin/ruff check --quiet --output-format concise $(CODE)
+
+check-house: install
+	@echo "check: house rules"
+	@.venv/bin/python scripts/house
+
+check-types: install
+	@echo "check: types"
+	@.venv/bin/mypy --no-error-summary
+	@.venv/bin/mypy --no-error-summary -p benchmarks -p examples
+
+check-imports: install
+	@echo "check: who imports whom"
+	@found=$$(.venv/bin/lint-imports) || { echo "$$found"; exit 1; }
+
+check-protos: install
+	@echo "check: protos"
+	@.venv/bin/buf lint
+
+check-stubs: .venv-protos/.installed
+	@echo "check: stubs"
+	@scripts/stubs-current
 
 test: install ## Run every test
 	@.venv/bin/pytest $(ARGS)

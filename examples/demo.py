@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,15 +27,13 @@ from rich.console import Console
 
 import warmshelf
 from examples.daemon import Daemon, own_daemon
-from examples.demo_model import MODEL_NAME, model_directory, tensors_file
+from examples.demo_model import MODEL_NAME, OFFLINE, model_directory, tensors_file
 from examples.demo_report import CAPTION, Facts, Peers, WorkerFacts, table
 
 ARTIFACT_ID = f"demo/{MODEL_NAME}"
 BUDGET = "1GiB"
 WORKER_END_SECONDS_MAX = 10.0
 """Longest wait for a worker whose input has ended."""
-
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -70,12 +67,13 @@ def _leave(number: int, _frame: object) -> NoReturn:
 
 
 def _run(cache: Path, memory: Path) -> Facts:
-    _say("model", f"{MODEL_NAME}, kept in {cache}")
+    made = (cache / MODEL_NAME).exists()
+    _say("model", f"{MODEL_NAME}, {'kept in' if made else 'made once, which takes half a minute, in'} {cache}")
     model = model_directory(cache)
-    peers = _peers(model, tensors_file(cache))
-    _say("from disk", peers.text)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=cache)))
+        peers = _peers(folder, model, tensors_file(cache))
+        _say("from disk", peers.text)
         source = _linked(model, folder / "model")
         daemon = stack.enter_context(own_daemon(sources=folder, budget=BUDGET, arena_parent=memory))
         start_seconds = daemon.start()
@@ -99,9 +97,10 @@ def _say(who: str, what: str) -> None:
     console.print(what, markup=False)
 
 
-def _peers(model: Path, tensors: Path) -> Peers:
+def _peers(folder: Path, model: Path, tensors: Path) -> Peers:
     command = [sys.executable, "-m", "examples.demo_peers", str(model), str(tensors)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    environment = {**OFFLINE, "TMPDIR": str(folder)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the peers failed:\n{done.stderr}")
     return Peers(**json.loads(done.stdout.splitlines()[-1]))
@@ -182,7 +181,7 @@ class _Worker:
 def _worker(folder: Path, name: str, wanted_transport: str, arguments: list[str]) -> Iterator[_Worker]:
     """Start a worker whose temporary files lie in the folder, and end it."""
     command = [sys.executable, "-m", "examples.demo_worker", *arguments]
-    environment = {**ENVIRONMENT, "TMPDIR": str(folder)}
+    environment = {**OFFLINE, "TMPDIR": str(folder)}
     # A session of its own: Ctrl-C reaches only us, and we end it in order.
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -14,10 +14,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 MODEL_NAME = "smollm2-135m-instruct"
 WEIGHTS_NAME = "model.safetensors"
+
+OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+"""The environment of a process that uses transformers and asks nobody outside for anything."""
 
 
 def model_directory(cache: Path) -> Path:
@@ -33,9 +37,10 @@ def tensors_file(cache: Path) -> Path:
 def _made(cache: Path) -> tuple[Path, Path]:
     directory = cache / MODEL_NAME
     if not directory.exists():
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         command = [sys.executable, "-m", "examples.demo_model", str(cache)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory() as scratch:  # torch leaves things in its temporary directory
+            environment = {**OFFLINE, "TMPDIR": scratch}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"the demo's model cannot be made:\n{done.stderr}")
     return directory, cache / f"{MODEL_NAME}.tensors"

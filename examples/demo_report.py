@@ -95,23 +95,23 @@ def table(facts: Facts) -> Table:
     )
     for worker in workers[:-1]:
         shown.add_row(f"next worker, {worker.transport}", _time(worker.seconds), *again)
-    shown.add_row("after the crash: start to ready", _time(facts.restart_seconds), "", "")
-    shown.add_row(f"after the crash: worker, {workers[-1].transport}", _time(workers[-1].seconds), *again)
+    shown.add_row("restart, until ready", _time(facts.restart_seconds), "", "")
+    shown.add_row(f"then a worker, {workers[-1].transport}", _time(workers[-1].seconds), *again)
     streamed_bytes = sum(worker.own_bytes for worker in workers if worker.transport != "mapped")
     for who, count, held_bytes in (
-        (f"{facts.mapped_count} mapped workers", facts.mapped_count, facts.mapped_bytes),
-        (f"all {len(workers)} workers", len(workers), facts.mapped_bytes + streamed_bytes),
+        (f"{facts.mapped_count} mapped", facts.mapped_count, facts.mapped_bytes),
+        (f"all {len(workers)}", len(workers), facts.mapped_bytes + streamed_bytes),
     ):
         each_its_own = (count * peers.safetensors_bytes, count * peers.tensorizer_bytes)
-        shown.add_row(f"memory, {who}", *(_copies(facts, taken) for taken in (held_bytes, *each_its_own)))
+        shown.add_row(f"memory of {who}", *(_copies(facts, taken) for taken in (held_bytes, *each_its_own)))
     return shown
 
 
 CAPTION = (
     "The file lies in the page cache. safetensors: load_file and a copy of every tensor, so that all bytes are read.\n"
-    "tensorizer: best of 1, 2 and 4 readers. Memory is what the weights take, in pages: of warmshelf the arena and\n"
-    "what workers have of their own, of the others one process times the workers. The streamed worker stands for\n"
-    "one on another host, where its copy would lie."
+    "Of it and of tensorizer the best of 1, 2 and 4 threads. Memory is what the weights take, in pages: of warmshelf\n"
+    "the arena and what workers have of their own, of the others one process times the workers. The streamed worker\n"
+    "stands for one on another host, where its copy would lie."
 )
 
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import grpc
 
 from warmshelf._status import STATUS_METADATA_KEY, error_from_status
-from warmshelf.errors import DaemonUnreachable, DeadlineExceeded, InvalidRequest, WarmshelfError
+from warmshelf.errors import Cancelled, DaemonUnreachable, DeadlineExceeded, InvalidRequest, WarmshelfError
 from warmshelf.v1 import capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, transfer_pb2, transfer_pb2_grpc
 
 ADDRESS_VARIABLE = "WARMSHELF_ADDRESS"
@@ -180,7 +180,8 @@ _first_pid: int | None = None
 class Connection:
     """A channel to one daemon, for one process, and the stubs on it.
 
-    ``_answered`` turns true once and stays; a race on it costs a few seconds of patience.
+    ``_answered`` and ``_closed`` turn true once and stay; a race on them costs a few seconds of patience,
+    or the clearer of two texts.
     """
 
     def __init__(self, address: Address, tls: grpc.ChannelCredentials | None = None) -> None:
@@ -191,10 +192,11 @@ class Connection:
         self._check_fork_support()
         self._channel = _open_channel(address, tls)
         self._answered = False
-        self.catalog: Any = catalog_pb2_grpc.CatalogServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self.lease: Any = lease_pb2_grpc.LeaseServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self.transfer: Any = transfer_pb2_grpc.TransferServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self.capabilities: Any = capabilities_pb2_grpc.CapabilitiesServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._closed = False
+        self.catalog: Any = catalog_pb2_grpc.CatalogServiceStub(self._channel)
+        self.lease: Any = lease_pb2_grpc.LeaseServiceStub(self._channel)
+        self.transfer: Any = transfer_pb2_grpc.TransferServiceStub(self._channel)
+        self.capabilities: Any = capabilities_pb2_grpc.CapabilitiesServiceStub(self._channel)
         self.read_segment: Any = self._channel.unary_stream(  # chunks stay bytes: see _wire.parse_frame
             "/warmshelf.v1.TransferService/ReadSegment",
             request_serializer=transfer_pb2.ReadSegmentRequest.SerializeToString,
@@ -231,6 +233,10 @@ class Connection:
             typed = self.typed_error(error)
             self._answered |= not isinstance(typed, DaemonUnreachable | DeadlineExceeded)
             raise typed from error
+        except ValueError as error:  # what gRPC raises where a channel is closed
+            if self._closed:
+                raise Cancelled("the shelf was closed meanwhile") from error
+            raise
         self._answered = True
         return result
 
@@ -249,6 +255,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the channel; calls under way end as Cancelled."""
+        self._closed = True
         self._channel.close()
 
     def _check_fork_support(self) -> None:

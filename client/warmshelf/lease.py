@@ -17,7 +17,7 @@ from typing import Any
 
 from warmshelf._channel import Deadline
 from warmshelf._wire import artifact_from_proto, layout_from_proto, lease_from_proto
-from warmshelf.errors import Internal, LeaseLost, MalformedArtifact, SegmentCorrupt, WarmshelfError
+from warmshelf.errors import DaemonUnreachable, Internal, LeaseLost, MalformedArtifact, SegmentCorrupt, WarmshelfError
 from warmshelf.image import SegmentImage
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.mapping import CannotMap, map_segment
@@ -199,7 +199,13 @@ def _bring(
         segment_index=segment.segment_index,
         fallback_reason=fallback_reason,
     )
-    image = SegmentImage(read_segment(link.connection, request, segment, deadline), segment.content_size_bytes)
+    try:
+        buffer = read_segment(link.connection, request, segment, deadline)
+    except DaemonUnreachable as error:
+        if session.lost:
+            raise LeaseLost(f"the daemon went away in mid-stream: {error.message}") from error
+        raise
+    image = SegmentImage(buffer, segment.content_size_bytes)
     if image.header.segment_id != segment.segment_id:
         raise SegmentCorrupt(f"streamed segment {image.header.segment_id}, leased {segment.segment_id}")
     return image, fallback_reason

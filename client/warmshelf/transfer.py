@@ -50,7 +50,10 @@ def read_segment(
         request.limit_bytes = len(view) - done_bytes
         new_bytes, error = _read_once(connection, request, view, deadline)
         done_bytes += new_bytes
-        fruitless_count = 0 if new_bytes else fruitless_count + 1
+        if new_bytes:
+            fruitless_count = 0
+        elif not isinstance(error, TooManyStreams):  # that one is waited out, however long the deadline
+            fruitless_count += 1
         if done_bytes == len(view):
             _check_end(error)
         elif error and not _may_resume(error, fruitless_count, deadline):
@@ -89,7 +92,7 @@ def _read_once(
 ) -> tuple[int, WarmshelfError | None]:
     """Return how many new bytes came, all checked, and why there are no more."""
     done_bytes = request.offset_bytes
-    call = connection.read_segment(request, timeout=deadline.left())
+    call = connection.once(lambda: connection.read_segment(request, timeout=deadline.left()))
     try:
         for data in _chunks(call, done_bytes, len(view)):
             view[done_bytes : done_bytes + len(data)] = data

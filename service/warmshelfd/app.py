@@ -173,6 +173,8 @@ class Daemon:
         deadline = quiet_since = loop.time()
         deadline += self._settings.drain_seconds
         while not self._hurried and loop.time() < deadline and loop.time() - quiet_since < _QUIET_SECONDS:
+            if not self._guard.calls and not self._shelf.leases.session_count:
+                return
             if self._guard.calls:
                 quiet_since = loop.time()
             await asyncio.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_a_segment_is_streamed_over_tcp_and_the_daemon_is_told_why(
         [CutAfter(3)],
         [CutAfter(0), CutAfter(1)],
         [StalledAfter(2), StalledAfter(1)],
-        [Crowded(), Crowded()],
+        [Crowded()] * 3,
         [FlippedBit(0)],
         [FlippedBit(4)],
         [Skipped(1)],
@@ -208,6 +209,34 @@ def test_a_lost_lease_makes_the_acquire_start_over_and_never_splices(
     assert whole(streamed(Forgotten()))
     assert [read.offset_bytes for read in tcp_stand_in.reads] == [0, 0]
     assert len({read.lease_id for read in tcp_stand_in.reads}) == 2
+
+
+class Killed:
+    """The daemon dies after a chunk, and comes back a moment later."""
+
+    def __init__(self, stand_in: StandIn) -> None:
+        self.stand_in = stand_in
+        self.reborn = threading.Timer(0.5, stand_in.start)
+
+    def __call__(self, chunks: Chunks) -> Chunks:
+        yield next(chunks)
+        threading.Thread(target=self.die).start()
+        self.stand_in.stopping.wait(10)
+
+    def die(self) -> None:
+        self.stand_in.stop()
+        self.reborn.start()
+
+
+def test_a_daemon_that_dies_in_mid_stream_is_waited_for_and_asked_anew(
+    streamed: Callable[..., warmshelf.Lease], tcp_stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B53: also if it is away for longer than reading is tried again."""
+    monkeypatch.setattr(transfer, "FRUITLESS_COUNT_MAX", 1)
+    fault = Killed(tcp_stand_in)
+    assert whole(streamed(fault))
+    fault.reborn.join()
+    assert len(tcp_stand_in.acquires) == 2
 
 
 def test_a_daemon_that_forgets_every_lease_is_given_up(streamed: Callable[..., warmshelf.Lease]) -> None:

@@ -39,7 +39,9 @@ def fill(plan: SegmentPlan, files: Sequence[bytes]) -> bytes:
 
 
 @st.composite
-def sources(draw: st.DrawFn, *, overlapping: bool) -> tuple[list[TensorEntry], list[bytes]]:
+def sources(
+    draw: st.DrawFn, *, overlapping: bool, dtypes: Sequence[str] = tuple(sorted(ALIGN))
+) -> tuple[list[TensorEntry], list[bytes]]:
     """Up to three files and the tensors in them, in any order, some names tied."""
     rng = random.Random(draw(st.integers(0, 2**32)))
     entries: list[TensorEntry] = []
@@ -47,13 +49,15 @@ def sources(draw: st.DrawFn, *, overlapping: bool) -> tuple[list[TensorEntry], l
     for file_index in range(draw(st.integers(1, 3))):
         offset = draw(st.integers(0, 5000))
         for _ in range(draw(st.integers(0, 6))):
-            dtype = draw(st.sampled_from(sorted(ALIGN)))
+            dtype = draw(st.sampled_from(dtypes))
             count = draw(st.integers(0, 3) | st.integers(0, 700)) * 2
             begin = draw(st.integers(0, offset)) if overlapping else offset
             one = entry(f"t{len(entries)}", dtype, count, file_index, begin)
             entries.append(one)
             if draw(st.booleans()):
-                entries.append(entry(f"t{len(entries)}", dtype, count, file_index, begin))
+                tied = draw(st.sampled_from(dtypes))
+                if one.size_bytes * 8 % BITS[tied] == 0:
+                    entries.append(entry(f"t{len(entries)}", tied, one.size_bytes * 8 // BITS[tied], file_index, begin))
             offset = max(offset, begin + one.size_bytes) + draw(st.sampled_from([0, 0, 0, 1, 7, 64, 5000]))
         files.append(rng.randbytes(offset))
     rng.shuffle(entries)
@@ -90,12 +94,22 @@ def test_packed_tensors_begin_at_cache_lines(source: tuple[list[TensorEntry], li
         assert spec.offset_bytes % CACHE_LINE == 0
 
 
+def bytes_wanted(entries: Sequence[TensorEntry]) -> int:
+    return len({(e.file_index, e.offset_bytes + i) for e in entries for i in range(e.size_bytes)})
+
+
 @given(sources(overlapping=False), st.booleans())
 def test_no_byte_is_brought_twice(source: tuple[list[TensorEntry], list[bytes]], packed: bool) -> None:
-    entries, _ = source
-    wanted = {(e.file_index, e.offset_bytes + i) for e in entries for i in range(e.size_bytes)}
-    brought = sum(extent.size for extent in plan_segment(entries, packed=packed).extents)
-    assert brought == len(wanted)
+    plan = plan_segment(source[0], packed=packed)
+    assert sum(extent.size for extent in plan.extents) == bytes_wanted(source[0])
+
+
+@given(sources(overlapping=True, dtypes=["U8"]))
+def test_aligned_tensors_of_a_base_share_the_bytes_that_they_share_in_the_file(
+    source: tuple[list[TensorEntry], list[bytes]],
+) -> None:
+    plan = plan_segment(source[0], packed=False)
+    assert sum(extent.size for extent in plan.extents) == bytes_wanted(source[0])
 
 
 @given(any_source)

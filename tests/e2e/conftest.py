@@ -1,8 +1,7 @@
-"""A daemon of its own for each test, and workers."""
+"""Daemons, of a test's own or shared, and workers."""
 
 from __future__ import annotations
 
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import Daemon, Worker
+from kit.processes import Daemon, Worker, eventually
+
+BUDGET = "256MiB"
 
 
 @pytest.fixture
 def arena_dir() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="warmshelf-test-", dir="/dev/shm"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with _arena() as path:
+        yield Path(path)
 
 
 @pytest.fixture
@@ -40,7 +40,32 @@ def daemon(tmp_path: Path, arena_dir: Path, models: Path) -> Iterator[Daemon]:
 @pytest.fixture
 def running(daemon: Daemon) -> Daemon:
     """A daemon that serves, with a budget of 256 MiB; checked at the end."""
-    return daemon.start("--budget", "256MiB")
+    return daemon.start("--budget", BUDGET)
+
+
+@pytest.fixture(scope="session")
+def _one_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with _arena() as arena:
+        it = Daemon(tmp_path_factory.mktemp("shared"), Path(arena), tmp_path_factory.getbasetemp())
+        it.start("--budget", BUDGET)
+        yield it
+        assert it.kill(signal.SIGTERM) == 0
+
+
+@pytest.fixture
+def shared(_one_daemon: Daemon) -> Iterator[Daemon]:
+    """A daemon that serves, with a budget of 256 MiB, and that tests use one after another.
+
+    For tests that do nothing to the daemon itself. Each must leave nothing behind once
+    its artifacts are removed: no lease, no byte, no bug in the log.
+    """
+    yield _one_daemon
+    with _one_daemon.connect() as shelf:
+        for artifact in shelf.list():
+            shelf.remove(artifact.artifact_id)
+        eventually(lambda: not shelf.leases(), "every lease has ended")
+    eventually(lambda: _one_daemon.segments() == [], "every segment is gone")
+    _one_daemon.check()
 
 
 @pytest.fixture
@@ -54,3 +79,7 @@ def start_worker() -> Iterator[Callable[..., Worker]]:
     yield start
     for worker in workers:
         worker.end()
+
+
+def _arena() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="warmshelf-test-", dir="/dev/shm", ignore_cleanup_errors=True)

@@ -4,89 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import crc32c
 import grpc
 import pytest
-from google.rpc import error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kit.models import safetensors_bytes, write_model
+from kit.plain import Plain, refused
 from kit.processes import Daemon, eventually
-from warmshelf.v1 import (
-    capabilities_pb2,
-    capabilities_pb2_grpc,
-    catalog_pb2,
-    catalog_pb2_grpc,
-    lease_pb2,
-    lease_pb2_grpc,
-    transfer_pb2,
-    transfer_pb2_grpc,
-)
+from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, transfer_pb2
 
 CHUNK = 1 << 20
 
 
-class Plain:
-    """A client of generated stubs and nothing else."""
-
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address)
-        self.catalog = catalog_pb2_grpc.CatalogServiceStub(self.channel)
-        self.leases = lease_pb2_grpc.LeaseServiceStub(self.channel)
-        self.transfer = transfer_pb2_grpc.TransferServiceStub(self.channel)
-        self.capabilities = capabilities_pb2_grpc.CapabilitiesServiceStub(self.channel)
-        self.health = health_pb2_grpc.HealthStub(self.channel)
-        self.session = self.leases.OpenSession(lease_pb2.OpenSessionRequest(holder="plain"))
-        self.session_id = next(self.session).session_id
-
-    def register(self, artifact_id: str, path: Path) -> None:
-        request = catalog_pb2.RegisterArtifactRequest(artifact_id=artifact_id)
-        request.spec.source.uri = f"file://{path}"
-        self.catalog.RegisterArtifact(request, timeout=20)
-
-    def acquire(self, artifact_id: str, **fields: object) -> lease_pb2.AcquireLeaseResponse:
-        request = lease_pb2.AcquireLeaseRequest(session_id=self.session_id, artifact_id=artifact_id, **fields)
-        return self.leases.AcquireLease(request, timeout=20)
-
-    def read(self, lease_id: str, offset: int = 0, limit: int = 0, index: int = 0) -> Iterator[object]:
-        request = transfer_pb2.ReadSegmentRequest(
-            lease_id=lease_id,
-            session_id=self.session_id,
-            segment_index=index,
-            offset_bytes=offset,
-            limit_bytes=limit,
-        )
-        return self.transfer.ReadSegment(request, timeout=20)
-
-    def close(self) -> None:
-        self.session.cancel()
-        self.channel.close()
-
-
 @pytest.fixture
-def plain(running: Daemon) -> Iterator[Plain]:
-    client = Plain(running.tcp_address)
-    yield client
-    client.close()
-
-
-@contextmanager
-def refused(code: grpc.StatusCode, reason: str) -> Iterator[dict[str, str]]:
-    """Expect a call to fail with a code and an ErrorInfo; gives its metadata."""
-    found: dict[str, str] = {}
-    with pytest.raises(grpc.RpcError) as caught:
-        yield found
-    assert caught.value.code() is code, caught.value
-    raw = dict(caught.value.trailing_metadata())["grpc-status-details-bin"]
-    info = error_details_pb2.ErrorInfo()
-    assert any(detail.Unpack(info) for detail in status_pb2.Status.FromString(raw).details)
-    assert info.reason == reason
-    assert info.domain == "warmshelf.v1"
-    found.update(info.metadata)
+def plain(shared: Daemon) -> Iterator[Plain]:
+    with Plain(shared.tcp_address) as client:
+        yield client
 
 
 def test_chunks_come_in_order_without_gaps_each_with_its_crc(plain: Plain, models: Path) -> None:
@@ -134,12 +70,12 @@ def test_ranges_outside_the_segment_are_refused_with_the_numbers(plain: Plain, m
 
 
 def test_a_lease_is_worth_nothing_outside_its_session_or_after_its_end(
-    running: Daemon, plain: Plain, models: Path
+    shared: Daemon, plain: Plain, models: Path
 ) -> None:
     write_model(models / "a.safetensors", 1)
     plain.register("a", models / "a.safetensors")
     lease_id = plain.acquire("a").lease.lease_id
-    other = Plain(running.tcp_address)
+    other = Plain(shared.tcp_address)
     try:
         with refused(grpc.StatusCode.FAILED_PRECONDITION, "LEASE_LOST"):
             list(other.read(lease_id))
@@ -157,10 +93,10 @@ def test_a_lease_is_worth_nothing_outside_its_session_or_after_its_end(
         plain.leases.AcquireLease(request, timeout=5)
 
 
-def test_leases_end_with_their_session(running: Daemon, plain: Plain, models: Path) -> None:
+def test_leases_end_with_their_session(shared: Daemon, plain: Plain, models: Path) -> None:
     write_model(models / "a.safetensors", 1)
     plain.register("a", models / "a.safetensors")
-    other = Plain(running.tcp_address)
+    other = Plain(shared.tcp_address)
     other.acquire("a")
     listing = plain.leases.ListLeases(lease_pb2.ListLeasesRequest(), timeout=5)
     assert [(lease.artifact_id, lease.holder, lease.lease_id) for lease in listing.leases] == [("a", "plain", "")]
@@ -208,12 +144,11 @@ def test_a_cancelled_read_frees_its_stream_at_any_chunk(plain: Plain, models: Pa
         for _ in range(number):
             next(stream)
         stream.cancel()
-    plain.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(session_id=plain.session_id, lease_id=lease_id))
-    request = catalog_pb2.EvictArtifactRequest(artifact_id="a")
-    assert plain.catalog.EvictArtifact(request, timeout=10).artifact.state == 1
+    plain.release(lease_id)
+    assert plain.evict("a").state == 1
 
 
-def test_a_deadline_in_mid_stream_is_told_as_such(running: Daemon, plain: Plain, models: Path) -> None:
+def test_a_deadline_in_mid_stream_is_told_as_such(shared: Daemon, plain: Plain, models: Path) -> None:
     write_model(models / "a.safetensors", 1, size=64 << 20)
     plain.register("a", models / "a.safetensors")
     lease_id = plain.acquire("a").lease.lease_id
@@ -229,19 +164,18 @@ def test_a_deadline_in_mid_stream_is_told_as_such(running: Daemon, plain: Plain,
 def test_health_answers_by_service_and_reflection_lists_them(plain: Plain) -> None:
     names = ["", *(f"warmshelf.v1.{kind}Service" for kind in ("Catalog", "Lease", "Transfer", "Capabilities"))]
     for name in names:
-        answer = plain.health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert plain.health_of(name) == "SERVING"
     stub = reflection_pb2_grpc.ServerReflectionStub(plain.channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     listed = {s.name for s in next(stub.ServerReflectionInfo(iter([request]))).list_services_response.service}
     assert set(names[1:]) <= listed
 
 
-def test_capabilities_tell_what_is_so(running: Daemon, plain: Plain) -> None:
+def test_capabilities_tell_what_is_so(shared: Daemon, plain: Plain) -> None:
     answer = plain.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest(), timeout=5)
     assert answer.arena_size_bytes == 256 << 20
-    assert f"pinning={answer.pinning}" in running.ready_line
-    assert f"page_size={answer.arena_page_size_bytes}" in running.ready_line
+    assert f"pinning={answer.pinning}" in shared.ready_line
+    assert f"page_size={answer.arena_page_size_bytes}" in shared.ready_line
     assert "file" in answer.source_schemes
     assert "safetensors" in answer.format_names
 

@@ -73,6 +73,7 @@ def test_a_tensor_may_have_any_printable_name(name: str, detect_in: Detect) -> N
 def test_entries_are_sorted_by_file_offset_and_name(detect_in: Detect) -> None:
     raw = json.dumps(
         {
+            "y": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]},
             "z": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
             "b": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]},
             "a": {"dtype": "U8", "shape": [1], "data_offsets": [2, 3]},
@@ -81,7 +82,7 @@ def test_entries_are_sorted_by_file_offset_and_name(detect_in: Detect) -> None:
     one = len(raw).to_bytes(8, "little") + raw + bytes(3)
     inspected = detect_in({"2.safetensors": floats("x"), "1.safetensors": one})
     assert inspected.file_names == ("1.safetensors", "2.safetensors")
-    assert [(e.file_index, e.name) for e in inspected.entries] == [(0, "b"), (0, "z"), (0, "a"), (1, "x")]
+    assert [(e.file_index, e.name) for e in inspected.entries] == [(0, "b"), (0, "y"), (0, "z"), (0, "a"), (1, "x")]
 
 
 def test_the_index_decides_which_files_count(detect_in: Detect) -> None:

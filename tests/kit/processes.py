@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ class Daemon:
         self.log = root / "daemon.log"
         self.process: subprocess.Popen[str] | None = None
         self.ready_line = ""
-        self.tcp_address = ""
+        self.tcp_address = "127.0.0.1:0"  # once started, the same again
 
     @property
     def address(self) -> str:
@@ -49,7 +50,7 @@ class Daemon:
             sys.executable,
             "-m",
             "warmshelfd",
-            *("--listen", self.address, "--listen", "127.0.0.1:0"),
+            *("--listen", self.address, "--listen", self.tcp_address),
             *("--arena", str(self.arena), "--registry", f"sqlite:///{str(self.registry).lstrip('/')}"),
             *("--allow-source", f"file://{self.models}"),
             *options,
@@ -98,6 +99,14 @@ class Daemon:
     def connect(self, **options: object) -> warmshelf.Shelf:
         return warmshelf.connect(self.address, **options)  # type: ignore[arg-type]
 
+    def memory_bytes(self) -> int:
+        """What the process has of memory that belongs to no file: not the arena."""
+        return _of_proc(self.pid, "status", "RssAnon") << 10
+
+    def read_bytes(self) -> int:
+        """What the process has read through system calls since it started, and so from sources."""
+        return _of_proc(self.pid, "io", "rchar")
+
     def segments(self) -> list[str]:
         return sorted(p.name for p in self.arena.iterdir() if re.fullmatch(r"[0-9a-f]{32}", p.name))
 
@@ -112,14 +121,25 @@ class Daemon:
         assert "Traceback" not in text, text
 
 
+def _of_proc(pid: int, file: str, key: str) -> int:
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0])
+    raise KeyError(key)
+
+
 class Worker:
     """A worker process that runs a few lines of Python and can be told to go on."""
 
     def __init__(self, code: str, *arguments: str) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in ``end``
+        self.noise = ""  # what it wrote to its standard error, once it has ended
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
         )
 
@@ -134,10 +154,22 @@ class Worker:
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
 
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
     def end(self, number: int = signal.SIGKILL) -> int:
+        """End the process by a signal, unless it has ended, and return its exit status. Idempotent."""
         if self.process.poll() is None:
             self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait until the process has ended by itself and return its exit status."""
         status = self.process.wait(GONE_SECONDS)
+        if not self._errors.closed:
+            self._errors.seek(0)
+            self.noise = self._errors.read()
+            self._errors.close()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -91,6 +92,37 @@ def test_no_read_is_long_or_reaches_beyond_its_file(arena: Arena) -> None:
     assert max(size for _, _, size in asked) == READ_BYTES
     assert all(offset + size <= len(files.data[i]) for i, offset, size in asked)
     assert sum(size for _, _, size in asked) == 9 * MIB + 14
+
+
+class Unmade(Files):
+    """Files whose bytes are made as they are read."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def anonymous_bytes() -> int:
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def test_a_load_takes_its_segment_and_little_else(arenas: Arenas, shm: Path) -> None:
+    """B40: no second copy, at no moment."""
+    arena = arenas.open(shm, 256 * MIB)
+    one_read = bytes(range(256)) * (READ_BYTES // 256)
+    before = anonymous_bytes()
+    peak = 0
+
+    def read(file_index: int, offset: int, view: memoryview) -> None:
+        nonlocal peak
+        view[:] = one_read[: len(view)]
+        peak = max(peak, anonymous_bytes())
+
+    writer = create(arena, Unmade([[150 * MIB]]))
+    fill(writer, read)
+    assert peak - before < 16 * MIB
+    writer.abort()
 
 
 # --- what goes wrong --------------------------------------------------------

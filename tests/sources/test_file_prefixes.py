@@ -133,6 +133,15 @@ def test_a_ring_of_links_ends(opener: FileOpener, root: Path) -> None:
         opener.open(str(root / "a"))
 
 
+def test_a_chain_of_forty_links_is_followed_and_no_more(opener: FileOpener, root: Path) -> None:
+    (root / "0").write_bytes(INSIDE)
+    for number in range(1, 42):
+        (root / str(number)).symlink_to(str(number - 1))
+    assert read_all(opener, str(root / "40")) == {"40": INSIDE}
+    with pytest.raises(SourceNotFound, match="symbolic links"):
+        opener.open(str(root / "41"))
+
+
 # --- links that do not ---------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from warmshelf.errors import Internal, SourceChangedDuringLoad, SourceNotFound, SourceTruncated, SourceUnavailable
 from warmshelfd.sources.file import FileOpener
-from warmshelfd.sources.regular import RWF_DONTCACHE
+from warmshelfd.sources.regular import RWF_DONTCACHE, FileState, state_of
 
 DATA = bytes(i * 7 % 251 for i in range(100_000))
 LATER_NS = 1_000_000_000
@@ -228,6 +228,15 @@ def test_another_file_under_the_name_is_noticed_at_the_first_read(opener: FileOp
             source.read("x", 0, 1)
 
 
+def test_a_pipe_under_the_name_is_never_opened(opener: FileOpener, file: Path) -> None:
+    """S15."""
+    with opener.open(str(file)) as source:
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(SourceChangedDuringLoad):
+            source.read("x", 0, 1)
+
+
 def test_a_removed_file_is_not_found(opener: FileOpener, file: Path) -> None:
     with opener.open(str(file)) as source:
         file.unlink()
@@ -281,6 +290,23 @@ def test_a_fingerprint_shows_where_a_link_leads(opener: FileOpener, root: Path) 
         before = source.fingerprint(["x"])
         os.replace(root / "spare", root / "current")
         assert source.fingerprint(["x"]) != before
+
+
+def look(**fields: int) -> FileState:
+    """Return the state of a file of which everything is 1, but for these fields."""
+    numbers = [fields.get(f"st_{name}", 1) for name in ("mode", "ino", "dev", "nlink", "uid", "gid", "size")]
+    times = {f"st_{name}_ns": fields.get(f"st_{name}_ns", 1) for name in ("atime", "mtime", "ctime")}
+    return state_of(os.stat_result((*numbers, 1, 1, 1), times))
+
+
+@pytest.mark.parametrize("field", ["st_size", "st_mtime_ns", "st_ctime_ns", "st_ino"])
+def test_a_state_differs_with_each_of_its_parts(field: str) -> None:
+    """Each alone; on a disk they mostly change together."""
+    assert look(**{field: 2}) != look()
+
+
+def test_a_state_does_not_differ_because_the_file_was_read() -> None:
+    assert look(st_atime_ns=2) == look()
 
 
 # --- the page cache ------------------------------------------------------------------

@@ -8,7 +8,7 @@ three methods of ``Files``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,6 +50,24 @@ class FormatLimits:
     """All of those together."""
 
 
+class Check(Protocol):
+    """What a file says of one tensor's bytes, against which they are checked once they have been read."""
+
+    def check_crc32(self, view: memoryview) -> None:
+        """Compare the CRC32, which costs little beside reading.
+
+        Raises:
+            DigestMismatch: it differs; names the tensor and both values.
+        """
+
+    def check_sha256(self, view: memoryview) -> None:
+        """Compare the SHA-256, which takes several times as long as reading.
+
+        Raises:
+            DigestMismatch: it differs; names the tensor and both values.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Inspected:
     """What the headers of an artifact's files told.
@@ -62,6 +80,7 @@ class Inspected:
         small_files: names of the files to keep byte for byte, sorted.
         index_files: names of the files that said which tensors there are and where.
         adapter: for adapters only; its number is given by the shelf.
+        checks: one for each entry, in their order, if the format has hashes; else none.
     """
 
     kind: ArtifactKind
@@ -71,6 +90,7 @@ class Inspected:
     small_files: tuple[str, ...] = ()
     index_files: tuple[str, ...] = ()
     adapter: AdapterInspection | None = None
+    checks: Iterable[Check] = ()
 
     @property
     def all_names(self) -> tuple[str, ...]:

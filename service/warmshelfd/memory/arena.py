@@ -144,10 +144,11 @@ class Arena:
 
     def unlink(self, segment: Segment) -> None:
         """Take away a segment's name and our mapping; its bytes count until nobody maps them."""
+        file = segment.detach()
         with suppress(FileNotFoundError):
             os.unlink(segment.segment_id, dir_fd=self.volume.directory_fd)
         self._books.remove_resident(segment.size_bytes, unnamed_bytes=segment.size_bytes)
-        self._unnamed.add(segment.detach())
+        self._unnamed.add(file)
 
     def in_use(self, segment: Segment) -> bool:
         """Say whether another process has the segment open or mapped.
@@ -281,7 +282,7 @@ def _take_lock(directory_fd: int, directory: str) -> int:
 def _lock_holder(stat: os.stat_result) -> int:
     """Return who has locked a file, as the kernel's list of locks says; 0 if not visible from here."""
     place = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
-    with open("/proc/locks", encoding="ascii") as file:
+    with suppress(OSError), open("/proc/locks", encoding="ascii") as file:
         for line in file:
             fields = line.split()
             if fields[1] == "FLOCK" and fields[5] == place:

@@ -141,12 +141,13 @@ class Segment:
 
     @property
     def layout(self) -> Layout:
-        """The layout, decoded and checked anew at each use: as objects, the tables of
-        ten thousand adapters would take gigabytes.
+        """The layout, decoded and checked anew at each use.
+
+        It is not kept: as objects, the tables of ten thousand adapters would take gigabytes.
 
         Raises:
             SegmentCorrupt: it is not a layout of this segment.
-        """  # noqa: D205 - one sentence
+        """
         with self.layout_bytes as raw:
             return _decode_layout(bytes(raw), self.header)
 

@@ -55,7 +55,7 @@ class Volume:
     @classmethod
     def of(cls, directory_fd: int) -> Volume:
         """Look at the file system that holds the open directory."""
-        mount = find_mount(_MOUNTS.read_text(), os.fstat(directory_fd).st_dev)
+        mount = find_mount(_MOUNTS.read_text(errors="surrogateescape"), os.fstat(directory_fd).st_dev)
         return cls(directory_fd, mount.type_name, _page_size(mount, directory_fd))
 
     @property

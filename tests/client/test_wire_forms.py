@@ -34,7 +34,9 @@ numbers = st.integers(0, 2**63 - 1)
 counts = st.integers(0, 2**31 - 1)
 names = st.lists(texts, max_size=3).map(tuple)
 # A Timestamp of protobuf ends with the year 9999 and has whole microseconds on both sides.
-times = st.none() | st.datetimes(datetime(1970, 1, 1), datetime(9999, 1, 1), timezones=st.just(timezone.utc))
+times = st.none() | st.datetimes(
+    datetime.fromisoformat("1970-01-01"), datetime.fromisoformat("9999-01-01"), timezones=st.just(timezone.utc)
+)
 
 sources = st.builds(Source, texts, texts, texts)
 specs = st.one_of(
