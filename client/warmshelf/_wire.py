@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import fields
 from datetime import datetime, timezone
 from enum import Enum
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from warmshelf.types import (
     ArtifactState,
     BaseCheck,
     Capabilities,
+    Capacity,
     Failure,
     Inspection,
     LeaseInfo,
@@ -36,6 +38,8 @@ from warmshelf.types import (
 from warmshelf.v1 import artifact_pb2, capabilities_pb2, catalog_pb2, lease_pb2, transfer_pb2
 
 _E = TypeVar("_E", bound=Enum)
+
+_CAPACITY_FIELDS = tuple(field.name for field in fields(Capacity))  # named alike on both sides
 
 # --- numbers of the wire's enums ----------------------------------------------
 
@@ -286,6 +290,16 @@ def layout_from_proto(message: artifact_pb2.Layout) -> Layout:
         for part in message.tensors
     )
     return Layout(message.generation, segments, tensors)
+
+
+def capacity_to_proto(capacity: Capacity) -> capabilities_pb2.GetCapacityResponse:
+    """Return the wire's form."""
+    return capabilities_pb2.GetCapacityResponse(**{name: getattr(capacity, name) for name in _CAPACITY_FIELDS})
+
+
+def capacity_from_proto(message: capabilities_pb2.GetCapacityResponse) -> Capacity:
+    """Return what the arena holds."""
+    return Capacity(**{name: getattr(message, name) for name in _CAPACITY_FIELDS})
 
 
 def capabilities_to_proto(capabilities: Capabilities) -> capabilities_pb2.GetCapabilitiesResponse:

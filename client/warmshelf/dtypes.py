@@ -57,7 +57,6 @@ _ROWS = (
     Dtype("F64", 64, 8, "float64", "<f8"),
     Dtype("I64", 64, 8, "int64", "<i8"),
     Dtype("U64", 64, 8, "uint64", "<u8"),
-    #
     Dtype("C128", 128, 16, "complex128", "<c16"),
 )
 

@@ -185,3 +185,28 @@ class Capabilities:
     chunk_size_bytes_max: int
     source_schemes: tuple[str, ...]
     format_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the arena holds, and how much more would fit. Sizes are as the kernel counts them.
+
+    Attributes:
+        budget_bytes: all that artifacts may occupy.
+        resident_bytes: of bases and adapters that are READY.
+        held_bytes: of these, what cannot be evicted now: leased, mapped or kept.
+        unnamed_bytes: unlinked, but still mapped by somebody.
+        reserved_bytes: promised to loads under way.
+        free_bytes: free without evicting anybody.
+        fit_free_count: how many like the one asked about fit without evicting; 0 if none was asked about.
+        fit_evicting_count: and when everything evictable has gone.
+    """
+
+    budget_bytes: int
+    resident_bytes: int
+    held_bytes: int
+    unnamed_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    fit_free_count: int = 0
+    fit_evicting_count: int = 0

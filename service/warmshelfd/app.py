@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Sequence
 
 import grpc
@@ -15,6 +16,7 @@ from warmshelf.v1 import capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc
 from warmshelfd import __version__
 from warmshelfd.config import Settings
 from warmshelfd.domain.catalog import Catalog, Entry
+from warmshelfd.domain.changes import Changes
 from warmshelfd.domain.leases import LeaseTable
 from warmshelfd.formats.detect import FORMAT_NAMES
 from warmshelfd.inspecting import Sources
@@ -22,6 +24,7 @@ from warmshelfd.leasing import Leasing
 from warmshelfd.listening import Servers, Transport
 from warmshelfd.loading import Loader, LoadThreads, executor
 from warmshelfd.memory.arena import Arena
+from warmshelfd.observing import Observing
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency, log_failure
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
@@ -48,7 +51,7 @@ class Daemon:
     def __init__(self, settings: Settings, arena: Arena) -> None:
         self._settings = settings
         self._arena = arena
-        catalog = Catalog(artifact_count_max=settings.artifact_count_max)
+        catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
         leases = LeaseTable(
             sessions_max=settings.sessions_max,
             leases_max=settings.leases_max,
@@ -77,6 +80,9 @@ class Daemon:
             on_ready=self._on_ready,
         )
         self._leasing = Leasing(self._shelf)
+        # Microseconds since 1970: above whatever number a daemon before this one gave.
+        changes = Changes(first_sequence=time.time_ns() // 1000, change_count_max=settings.change_count_max)
+        self._observing = Observing(self._shelf, changes)
         self._guard = Guard()
         self._transfer = TransferServicer(self._shelf, self._leasing, _flight(settings), settings.stall_seconds)
         self._hurried = False  # a second signal came
@@ -105,16 +111,21 @@ class Daemon:
             await self._shelf.stop()
             self._arena.close()
 
+    def _on_change(self, artifact_id: str) -> None:
+        self._observing.note(artifact_id)
+
     def _on_ready(self, entry: Entry) -> None:
         self._leasing.announce_ready(entry)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        catalog_pb2_grpc.add_CatalogServiceServicer_to_server(CatalogServicer(self._shelf, self._leasing), server)
+        catalog_pb2_grpc.add_CatalogServiceServicer_to_server(
+            CatalogServicer(self._shelf, self._leasing, self._observing), server
+        )
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(
             LeaseServicer(self._shelf, self._leasing, self._arena.directory), server
         )
         capabilities_pb2_grpc.add_CapabilitiesServiceServicer_to_server(
-            CapabilitiesServicer(self._capabilities()), server
+            CapabilitiesServicer(self._capabilities(), self._observing), server
         )
         server.add_generic_rpc_handlers((self._transfer.handler(),))
 

@@ -112,6 +112,8 @@ class Settings(BaseSettings):
     """Most leases of all sessions; one takes 0.5 KB."""
     leases_per_session_max: Count = 16_384
     """Most leases of one session, so that one worker that forgets to release does not starve the others."""
+    change_count_max: Count = 100_000
+    """Most changes kept for watchers that were away; who was away for longer begins anew."""
     streams_max: Count = 1024
     """Most reads that stream at once; each may have a small chunk under way."""
     message_bytes_max: Size = 1 << 20

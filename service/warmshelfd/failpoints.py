@@ -26,10 +26,10 @@ NAMES = frozenset(
         "load.part",  # before each part is allocated and read
         "load.read",  # all data are in, nothing is checked
         "load.verified",  # digest and source have been checked
+        "load.sealed",  # header and manifest are written, the registry does not know the segment
         "load.recorded",  # the registry knows the segment, its file has no name yet
-        "load.sealed",  # header and manifest are written, the file is not renamed
-        "load.published",  # renamed, not yet READY in memory
-        "load.ready",  # READY, no caller has been told
+        "load.published",  # renamed, the thread that did it has not returned
+        "load.ready",  # about to become READY in memory
         "register.inspected",  # headers are read, nothing is kept
         "register.recorded",  # in the registry, the caller has not been told
         "evict.chosen",  # about to unlink

@@ -110,7 +110,7 @@ class Leasing:
         for record in self._shelf.leases.of_artifact(entry.artifact_id):
             queue = self._notices.get(record.session_id)
             if record.generation < entry.generation and queue is not None:
-                queue.put_nowait(Superseded(to_lease(record)))
+                queue.put_nowait(Superseded(to_lease(record, secret=True)))  # on its holder's own session
         self.start_hashing(entry)
 
     # --- leases -------------------------------------------------------------

@@ -122,7 +122,7 @@ class Residency:
                 f"{size} bytes can never fit into an arena of {budget} bytes", needed_bytes=size, budget_bytes=budget
             )
         if self._turns[kind].locked():
-            waiting(self._full(size, self._held_bytes(), ", and others wait before it"))
+            waiting(self._full(size, self.held_bytes(), ", and others wait before it"))
         async with self._turns[kind]:
             while True:
                 changed = self._changed
@@ -141,7 +141,7 @@ class Residency:
         while not evicted:
             decision = plan(Need(size, kind), self._view(), self._residents())
             if not isinstance(decision, Fits):
-                waiting(self._full(size, self._held_bytes()))
+                waiting(self._full(size, self.held_bytes()))
                 return None
             evicted = await self._evict_all(decision)
         try:
@@ -185,7 +185,8 @@ class Residency:
             or (entry is not None and entry.keep_resident)
         )
 
-    def _held_bytes(self) -> int:
+    def held_bytes(self) -> int:
+        """Return how many bytes cannot be evicted now."""
         return sum(s.segment.size_bytes for s in self._shelved.values() if self._held(s))
 
     def _full(self, size: int, held_bytes: int, more: str = "") -> ArenaFull:

@@ -183,6 +183,7 @@ class Shelf:
         if wanted != known:
             await self._registry.put(wanted)
             remember(entry, wanted)
+            self.catalog.changed(entry)
 
     async def _look(self, spec: ArtifactSpec, *, must_exist: bool) -> Examined | None:
         """Inspect; a source that cannot be seen now is no change of it."""
@@ -214,6 +215,7 @@ class Shelf:
         elif entry.state in (ArtifactState.READY, ArtifactState.FAILED):
             self.catalog.apply(entry.artifact_id, Event.REPLACED)
         remember(entry, registration)
+        self.catalog.changed(entry)
         self.residency.notify()
         await self.residency.unname(old)
 
@@ -294,6 +296,7 @@ class Shelf:
     async def learn_digest(self, entry: Entry, digest: str) -> None:
         """Pin the digest of a resident generation."""
         entry.digest = digest
+        self.catalog.changed(entry)
         await self._registry.put(to_registration(entry))
 
     async def notice_change(self, entry: Entry) -> None:

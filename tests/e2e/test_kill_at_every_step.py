@@ -23,7 +23,7 @@ LOAD_STEPS = sorted(name for name in failpoints.NAMES if name.startswith("load."
 @pytest.mark.parametrize("step", [*LOAD_STEPS, "load.part=2*kill"])
 def test_killed_during_a_load_the_next_daemon_serves_the_right_bytes(daemon: Daemon, models: Path, step: str) -> None:
     """B39 (c): the state "loading" of a dead daemon keeps nobody from loading."""
-    tensors = write_model(models / "a.safetensors", 1, size=48 << 20)
+    tensors = write_model(models / "a.safetensors", 1, size=34 << 20)
     daemon.start(failpoints=step if "=" in step else f"{step}=kill")
     with daemon.connect() as shelf:
         shelf.register("org/a", URI.format(models=models))
@@ -97,7 +97,7 @@ def test_killed_again_and_again_while_adopting_the_whole_set_is_there_in_the_end
             shelf.register(f"m{i}", f"file://{models}/{i}.safetensors")
             shelf.acquire(f"m{i}", timeout=20).release()
     daemon.kill()
-    for _ in range(5):
+    for _ in range(2):
         for hit in (1, 3):
             daemon.start(failpoints=f"adopt.segment={hit}*kill", wait=False)
             assert daemon.wait() == -signal.SIGKILL
@@ -122,7 +122,7 @@ def test_killed_in_mid_stream_the_worker_gets_the_whole_artifact_from_the_next_d
         daemon.kill()
         daemon.start(failpoints="stream.chunk=9*kill")
         with pytest.raises(errors.WarmshelfError) as caught:
-            shelf.acquire("org/a", timeout=4)
+            shelf.acquire("org/a", timeout=2)
         assert caught.value.retryable
         assert daemon.wait() == -signal.SIGKILL
         daemon.start()

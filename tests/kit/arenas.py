@@ -284,6 +284,19 @@ def _pin_late(directory: str, policy: str) -> None:
         _say(os.listdir(directory))
 
 
+def _adopt_late(directory: str) -> None:
+    """Start with the right to lock, then lose it, adopt a segment and say what came of it and what is free."""
+    _limit_locking(2 * MIB)
+    arena = Arena.open(directory, 2 * MIB, PinPolicy.OFF)
+    load(arena, mib_files(1), SEGMENT_ID).close()
+    arena.close()
+    arena = Arena.open(directory, 2 * MIB, PinPolicy.REQUIRE)
+    _limit_locking(64 << 10)
+    ((_, outcome),) = adopt(arena, [SEGMENT_ID])
+    _say(outcome.reason if isinstance(outcome, WarmshelfError) else outcome)
+    _say(arena.usage().free_bytes)
+
+
 def _say_pinning(arena: Arena) -> None:
     files = mib_files(1)
     writer = create(arena, files)
@@ -310,6 +323,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "fill-up": _fill_up,
     "pin": _pin,
     "pin-late": _pin_late,
+    "adopt-late": _adopt_late,
 }
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class _Servicer(
             _abort(context, errors.ArtifactNotFound(f"no artifact {artifact_id!r}"))
         return self._it.artifacts[artifact_id]
 
-    def RegisterArtifact(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def RegisterArtifact(self, request: Any, context: Any) -> Any:
         artifact = artifact_pb2.Artifact(
             artifact_id=request.artifact_id,
             spec=request.spec,
@@ -123,10 +123,10 @@ class _Servicer(
         self._it.artifacts[request.artifact_id] = artifact
         return catalog_pb2.RegisterArtifactResponse(artifact=artifact)
 
-    def GetArtifact(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def GetArtifact(self, request: Any, context: Any) -> Any:
         return catalog_pb2.GetArtifactResponse(artifact=self._artifact(request.artifact_id, context))
 
-    def ListArtifacts(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def ListArtifacts(self, request: Any, context: Any) -> Any:
         names = sorted(name for name in self._it.artifacts if name > request.page_token)
         page = names[:2]
         return catalog_pb2.ListArtifactsResponse(
@@ -134,26 +134,26 @@ class _Servicer(
             next_page_token=page[-1] if len(names) > len(page) else "",
         )
 
-    def LoadArtifact(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def LoadArtifact(self, request: Any, context: Any) -> Any:
         artifact = self._artifact(request.artifact_id, context)
         for done in (0, 5, 10):
             yield catalog_pb2.LoadArtifactResponse(phase=catalog_pb2.LOAD_PHASE_READ, done_bytes=done, total_bytes=10)
         yield catalog_pb2.LoadArtifactResponse(phase=catalog_pb2.LOAD_PHASE_SEAL, artifact=artifact)
 
-    def EvictArtifact(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def EvictArtifact(self, request: Any, context: Any) -> Any:
         artifact = self._artifact(request.artifact_id, context)
         artifact.state = artifact_pb2.ARTIFACT_STATE_REGISTERED
         return catalog_pb2.EvictArtifactResponse(artifact=artifact)
 
-    def RemoveArtifact(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def RemoveArtifact(self, request: Any, context: Any) -> Any:
         self._artifact(request.artifact_id, context)
         del self._it.artifacts[request.artifact_id]
         return catalog_pb2.RemoveArtifactResponse()
 
-    def GetCapabilities(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def GetCapabilities(self, request: Any, context: Any) -> Any:
         return capabilities_pb2.GetCapabilitiesResponse(daemon_version="0", format_names=["safetensors"])
 
-    def OpenSession(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def OpenSession(self, request: Any, context: Any) -> Any:
         session_id = uuid.uuid4().hex
         ended = threading.Event()
         context.add_callback(ended.set)
@@ -167,7 +167,7 @@ class _Servicer(
             self._it.leases = {name: row for name, row in self._it.leases.items() if row[0] != session_id}
             self._it.session_ended.notify_all()
 
-    def AcquireLease(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def AcquireLease(self, request: Any, context: Any) -> Any:
         it = self._it
         artifact = self._artifact(request.artifact_id, context)
         segment = it.segments[request.artifact_id]
@@ -192,17 +192,17 @@ class _Servicer(
             locations=[lease_pb2.Location(arena_directory=it.arena_directory)] if it.arena_directory else [],
         )
 
-    def ReleaseLease(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def ReleaseLease(self, request: Any, context: Any) -> Any:
         with self._it.lock:
             self._it.leases.pop(request.lease_id, None)
         return lease_pb2.ReleaseLeaseResponse()
 
-    def ListLeases(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def ListLeases(self, request: Any, context: Any) -> Any:
         with self._it.lock:
             rows = [lease_pb2.Lease(artifact_id=row[1], generation=1, holder="x") for row in self._it.leases.values()]
         return lease_pb2.ListLeasesResponse(leases=rows)
 
-    def ReadSegment(self, request: Any, context: Any) -> Any:  # noqa: N802 - the proto names it
+    def ReadSegment(self, request: Any, context: Any) -> Any:
         with self._it.lock:
             self._it.reads.append(request)
             fault = self._it.faults.pop(0) if self._it.faults else None

@@ -241,6 +241,11 @@ def a_directory(path: Path) -> None:
     path.mkdir()
 
 
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def with_another_id(path: Path) -> None:
     rewritten(path, lambda raw: with_header(raw, segment_id=OTHER_ID))
 
@@ -299,6 +304,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "writable": (writable, "can be written to"),
     "another user's": (of_another_user, "another user"),
     "directory": (a_directory, "cannot be opened|not a regular file"),
+    "pipe": (a_pipe, "not a regular file"),
     "another's header": (with_another_id, f"holds segment {OTHER_ID}"),
     "another's layout": (WithLayout(lambda it: it.segments[0].ClearField("segment_id")), "of other segments"),
     "tensor of another segment": (WithLayout(lambda it: setattr(it.tensors[0], "segment_index", 1)), "other segments"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import crc32c
@@ -30,7 +32,7 @@ from warmshelf.errors import ArenaFull, Internal, LoadCancelled, SourceUnavailab
 from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
 from warmshelfd.domain.extents import Extent
 from warmshelfd.memory.arena import Arena
-from warmshelfd.memory.filling import READ_BYTES
+from warmshelfd.memory.filling import READ_BYTES, Filling
 from warmshelfd.memory.parts import blocks_in, extents_in, ranges, take_in_turn
 
 SHAPES = {
@@ -213,6 +215,33 @@ def test_a_caught_error_does_not_keep_the_bytes_in_memory(arena: Arena) -> None:
     gc.enable()
 
 
+class ViewInTraceback:
+    """A source that fails with a part of its view in a local variable."""
+
+    def read(self, file_index: int, offset: int, view: memoryview) -> None:
+        rest = view[1:]
+        raise SourceUnavailable(f"{len(rest)} bytes are missing")
+
+
+def test_an_error_that_is_gone_keeps_no_bytes_in_memory(arena: Arena) -> None:
+    gc.disable()
+    writer = create(arena, mib_files(1))
+    with contextlib.suppress(SourceUnavailable):
+        fill(writer, ViewInTraceback().read)
+    writer.abort()
+    assert arena.usage().unnamed_bytes == 0
+    gc.enable()
+
+
+def test_what_a_load_under_way_has_taken_is_counted_once(mount: Mounter, arenas: Arenas) -> None:
+    arena = arenas.open(mount(size="16m"), 16 * MIB)
+    writer = create(arena, mib_files(5))
+    for _ in range(2):
+        assert arena.usage().free_bytes == 16 * MIB - writer.size_bytes
+        fill(writer, mib_files(5).read)
+    writer.abort()
+
+
 def test_a_full_file_system_is_arena_full_before_any_byte_is_read(mount: Mounter, arenas: Arenas) -> None:
     """B42: the room was promised, then another process took it. No SIGBUS."""
     path = mount(size="64m")
@@ -348,3 +377,39 @@ def test_items_are_taken_in_turn_once_each(threads: int) -> None:
     taken: list[int] = []
     take_in_turn(range(100), lambda item, _: taken.append(item), threads)
     assert sorted(taken) == list(range(100))
+
+
+def test_after_an_error_no_item_is_taken() -> None:
+    taken: list[int] = []
+
+    def fail(item: int, failed: Callable[[], bool]) -> None:
+        taken.append(item)
+        raise SourceUnavailable("gone")
+
+    with pytest.raises(SourceUnavailable):
+        take_in_turn([1, 2, 3], fail, 1)
+    assert taken == [1]
+
+
+def test_a_thread_is_told_that_another_has_failed() -> None:
+    both = threading.Barrier(2)
+
+    def work(item: int, failed: Callable[[], bool]) -> None:
+        both.wait()
+        if item == 0:
+            raise SourceUnavailable("gone")
+        while not failed():
+            pass
+
+    with pytest.raises(SourceUnavailable):
+        take_in_turn([0, 1], work, 2)
+
+
+def test_a_part_is_left_when_another_thread_has_failed() -> None:
+    source = BrokenAfter(mib_files(2), 0)
+    plan = source.files.plan()
+    with memoryview(bytearray(plan.data_end)) as view:
+        data = Section(4096, plan.data_end - 4096)
+        filling = Filling(view, plan, data, lambda *_: None, source.read, lambda: False, lambda _: None)
+        filling.fill_part((0, plan.data_end), lambda: True)
+    assert source.failed == 0

@@ -50,6 +50,17 @@ def test_more_than_there_are_addresses_cannot_be_locked() -> None:
         check_lockable(1 << 60)
 
 
+def test_locking_that_fails_half_way_leaves_nothing_locked(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2 * mmap.PAGESIZE))
+    before = locked_bytes()
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        file.truncate(mmap.PAGESIZE)  # the second page of the mapping is not there any more
+        with pytest.raises(PinningFailed, match=f"cannot page-lock {2 * mmap.PAGESIZE} bytes: ENOMEM"):
+            lock_pages(mapping)
+        assert locked_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("policy", "is_hugetlb", "pinning"),
     [
@@ -132,3 +143,9 @@ def test_locking_that_fails_after_the_start_is_served_unpinned_if_preferred(
 ) -> None:
     with Process("pin-late", anybodys, "prefer") as daemon:
         assert daemon.line() == "mlock False True"
+
+
+def test_what_must_be_locked_and_cannot_be_is_not_adopted(anybodys: Path) -> None:
+    with Process("adopt-late", anybodys) as daemon:
+        assert daemon.line() == "PINNING_FAILED"
+        assert daemon.line() == str(2 * MIB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 
 from kit.arenas import MIB, Arenas, Mounter, create, fill, load, mib_files, tensors_in
 from warmshelf.errors import ArenaFull
+from warmshelfd.memory.arena import Arena, PinPolicy
 from warmshelfd.memory.cgroup import memory_limit_bytes
-from warmshelfd.memory.volume import Mount, Volume, find_mount
+from warmshelfd.memory.volume import Mount, Volume, find_mount, gives_huge_pages
 
 HUGE_PAGE_BYTES = 2 * MIB
 HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
@@ -33,6 +35,20 @@ MOUNTINFO = """\
 )
 def test_a_mount_is_found_by_its_device_number(device: int, mount: Mount) -> None:
     assert find_mount(MOUNTINFO, device) == mount
+
+
+@pytest.mark.parametrize(
+    ("mount", "switch", "huge"),
+    [
+        (Mount("tmpfs", frozenset({"rw", "huge=always"})), "always within_size advise [never] deny force", True),
+        (Mount("tmpfs", frozenset({"rw", "huge=always"})), "always within_size advise never [deny] force", False),
+        (Mount("tmpfs", frozenset({"rw"})), "always within_size advise never deny [force]", True),
+        (Mount("tmpfs", frozenset({"rw"})), "", False),
+        (Mount("ext4", frozenset({"huge=always"})), "", False),
+    ],
+)
+def test_the_kernels_switch_overrules_the_mount(mount: Mount, switch: str, huge: bool) -> None:
+    assert gives_huge_pages(mount, switch) == huge
 
 
 @pytest.mark.parametrize(
@@ -85,11 +101,13 @@ def test_hugetlbfs_is_counted_in_the_nodes_pages_and_its_segments_are_pinned(
 ) -> None:
     if huge_pages < 16:
         pytest.skip(f"the node could set only {huge_pages} huge pages aside")
-    arena = arenas.open(mount("hugetlbfs"), None)
-    assert (arena.page_size_bytes, arena.pinning) == (HUGE_PAGE_BYTES, "hugetlb")
-    assert arena.budget_bytes == 16 * MIB
+    path = mount("hugetlbfs")
+    first = Arena.open(str(path), None, PinPolicy.OFF)
+    assert (first.page_size_bytes, first.pinning, first.budget_bytes) == (HUGE_PAGE_BYTES, "hugetlb", 16 * MIB)
+    first.close()
+    arena = arenas.open(path, 32 * MIB)
     writer = create(arena, mib_files(5))
-    assert arena.usage().free_bytes == 10 * MIB
+    assert arena.usage().free_bytes == 26 * MIB
     fill(writer, mib_files(5).read)
     writer.finish(b"")
     segment = writer.publish()
@@ -97,7 +115,19 @@ def test_hugetlbfs_is_counted_in_the_nodes_pages_and_its_segments_are_pinned(
     assert tensors_in(segment) == mib_files(5).tensors()
     assert arena.usage().resident_bytes == 6 * MIB
     arena.unlink(segment)
-    assert arena.usage().free_bytes == 16 * MIB
+    assert arena.usage().free_bytes == 32 * MIB
+
+
+def test_huge_pages_that_a_mapping_waits_for_are_not_free(mount: Mounter, huge_pages: int) -> None:
+    path = mount("hugetlbfs")
+    fd = os.open(path, os.O_RDONLY)
+    volume = Volume.of(fd)
+    before = volume.free_bytes()
+    with (path / "foreign").open("w+b") as file:
+        file.truncate(2 * HUGE_PAGE_BYTES)
+        with mmap.mmap(file.fileno(), 2 * HUGE_PAGE_BYTES):
+            assert volume.free_bytes() == before - 2 * HUGE_PAGE_BYTES
+    os.close(fd)
 
 
 def test_huge_pages_that_somebody_else_took_make_the_arena_full(

@@ -10,7 +10,7 @@ waits.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -88,8 +88,10 @@ class Page:
 class Catalog:
     """The artifacts known, by ID."""
 
-    def __init__(self, *, artifact_count_max: int) -> None:
+    def __init__(self, *, artifact_count_max: int, on_change: Callable[[str], None] = lambda _: None) -> None:
+        """``on_change`` is told the ID of whatever was added, changed or removed, after it was."""
         self._artifact_count_max = artifact_count_max
+        self._on_change = on_change
         # Every entry by its ID, and the same IDs sorted, for pages. A list of 100,000
         # strings takes an insertion in some 10 us; no tree is worth that.
         self._entries: dict[str, Entry] = {}
@@ -145,6 +147,7 @@ class Catalog:
         self._in_state[entry.state][entry.artifact_id] = entry
         insort(self._ids, entry.artifact_id)
         self._last_use_order = max(self._last_use_order, entry.last_use_order)
+        self._on_change(entry.artifact_id)
 
     def check_room(self) -> None:
         """Return if one more artifact may be added.
@@ -174,12 +177,18 @@ class Catalog:
         if after is GONE:
             del self._entries[artifact_id]
             del self._ids[bisect_left(self._ids, artifact_id)]
+            self._on_change(artifact_id)
             return entry
         self._in_state[after][artifact_id] = entry
         entry.state = after
         entry.failure = failure
         entry.pinned = entry.pinned and after in RESIDENT
+        self._on_change(artifact_id)
         return entry
+
+    def changed(self, entry: Entry) -> None:
+        """Note that something else of an entry than its state was changed."""
+        self._on_change(entry.artifact_id)
 
     def touch(self, entry: Entry, now: datetime) -> None:
         """Note that the artifact was used: it is now the last to be evicted."""

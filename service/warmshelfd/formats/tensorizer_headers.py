@@ -13,12 +13,13 @@ of type 0, and SHA-256, of type 1.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 from warmshelfd.domain.extents import TensorEntry
 from warmshelfd.formats.base import Files
 from warmshelfd.formats.tensorizer_fields import malformed
-from warmshelfd.formats.tensorizer_hashes import HashedTensors
+from warmshelfd.formats.tensorizer_hashes import HashedTensor
 from warmshelfd.formats.tensorizer_index import END_BYTES, Index, Row
 
 _WINDOW_BYTES = 256 << 10
@@ -26,6 +27,30 @@ _WINDOW_BYTES = 256 << 10
 
 _GAP_BYTES = 64 << 10
 """Data of at most this length is read along with the headers around it: cheaper than one more read."""
+
+_OWN = struct.Struct("<2sI32s")
+"""What only a header tells: the number of the module, the CRC32 and the SHA-256."""
+
+_MODULE = slice(8, 10)
+
+
+class HashedTensors:
+    """The hashes of a file's tensors, one after the other.
+
+    Made anew by each iteration, since a hundred thousand tensors would take more
+    memory for objects than for bytes.
+    """
+
+    def __init__(self, index: Index, entries: Sequence[TensorEntry], own: bytes | bytearray) -> None:
+        """Take what only the headers tell, joined in the order of the entries."""
+        self._index = index
+        self._entries = entries
+        self._own = own
+
+    def __iter__(self) -> Iterator[HashedTensor]:
+        own = _OWN.iter_unpack(self._own)
+        for entry, row, (module, crc32, sha256) in zip(self._entries, self._index.rows(), own, strict=True):
+            yield HashedTensor(entry.name, crc32, sha256, _prefix(row, module))
 
 
 def read_hashes(files: Files, index: Index, entries: Sequence[TensorEntry]) -> HashedTensors:
@@ -36,16 +61,16 @@ def read_hashes(files: Files, index: Index, entries: Sequence[TensorEntry]) -> H
     Raises:
         MalformedArtifact: a header contradicts the index, or the file does not end well.
     """
-    headers = bytearray()
+    own = bytearray()
     for group in _groups(zip(entries, index.rows(), strict=True)):
         start = group[0][1].header_offset
         window = files.read(index.file, start, group[-1][1].data_offset - start)
         for entry, row in group:
-            header = window[row.header_offset - start : row.data_offset - start]
-            _check_header(index.file, entry.name, row, header)
-            headers += header
+            own += _read_header(
+                index.file, entry.name, row, window[row.header_offset - start : row.data_offset - start]
+            )
     _check_ending(files, index.file)
-    return HashedTensors(entries, bytes(headers))
+    return HashedTensors(index, entries, own)
 
 
 _Pair = tuple[TensorEntry, Row]
@@ -67,29 +92,36 @@ def _groups(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
         yield group
 
 
-def _check_header(file: str, name: str, row: Row, header: bytes) -> None:
+def _read_header(file: str, name: str, row: Row, header: bytes) -> bytes:
+    """Return what only the header tells, if the rest is as the index says."""
+    own = b""
     start = 0
-    for what, field in _expected(row):
+    for what, field, own_bytes in _fields(row):
         end = start + len(field)
         if header[start:end] != field:
             raise malformed(file, f"the header of tensor {name!r} has not the {what} that it should", tensor=name)
-        start = end + _UNKNOWN_BYTES.get(what, 0)
+        start = end + own_bytes
+        own += header[end:start]
+    return own
 
 
-def _expected(row: Row) -> Iterator[tuple[str, bytes]]:
-    """Yield each field of a header that the index tells or that is the same in all, under what an error calls it."""
-    yield "length", row.header_bytes.to_bytes(8, "little")
-    yield "kind", row.kind.to_bytes(1, "little")
-    yield "name", len(row.name).to_bytes(2, "little") + row.name
-    yield "dtype", len(row.dtype).to_bytes(1, "little") + row.dtype
-    yield "shape", (len(row.dims) // row.dim_bytes).to_bytes(1, "little") + row.dims
-    yield "CRC32", b"\x29\x00\x02\x00\x04"
-    yield "SHA-256", b"\x01\x20"
-    yield "data's length", row.size_bytes.to_bytes(8, "little")
+def _prefix(row: Row, module: bytes) -> bytes:
+    """Return the header with its hashes zeroed."""
+    prefix = bytearray().join(field + bytes(own_bytes) for _, field, own_bytes in _fields(row))
+    prefix[_MODULE] = module
+    return bytes(prefix)
 
 
-_UNKNOWN_BYTES = {"length": 2, "CRC32": 4, "SHA-256": 32}
-"""What follows a field that nothing here tells: the number of the module, and the hashes."""
+def _fields(row: Row) -> Iterator[tuple[str, bytes, int]]:
+    """Yield what a header must hold, piece by piece, and how many bytes of its own follow each."""
+    yield "length", row.header_bytes.to_bytes(8, "little"), 2
+    yield "kind", row.kind.to_bytes(1, "little"), 0
+    yield "name", len(row.name).to_bytes(2, "little") + row.name, 0
+    yield "dtype", len(row.dtype).to_bytes(1, "little") + row.dtype, 0
+    yield "shape", (len(row.dims) // row.dim_bytes).to_bytes(1, "little") + row.dims, 0
+    yield "CRC32", b"\x29\x00\x02\x00\x04", 4
+    yield "SHA-256", b"\x01\x20", 32
+    yield "data's length", row.size_bytes.to_bytes(8, "little"), 0
 
 
 def _check_ending(files: Files, file: str) -> None:

@@ -60,6 +60,9 @@ _HEADER_BYTES_MIN = 8 + 2 + 1 + 2 + 1 + 1 + 2 + 41 + 8
 
 _PLACE = struct.Struct("<QQQ")
 
+_SHARED_SHAPES_MAX = 1024
+"""Models have fewer; where every tensor has a shape of its own, remembering them takes more than it saves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -180,7 +183,7 @@ def check_rows(index: Index, file_size: int, limits: FormatLimits) -> list[Tenso
     """
     entries: list[TensorEntry] = []
     names: set[str] = set()
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # one object per shape: most tensors share theirs
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # one object per shape, while they are few: most share theirs
     end = index.end_bytes
     for row in index.rows():
         name = _name(index.file, row, len(entries), limits)
@@ -191,7 +194,9 @@ def check_rows(index: Index, file_size: int, limits: FormatLimits) -> list[Tenso
         shape = _shape(index.file, name, dtype, row, limits)
         _check_size(index.file, name, dtype, shape, row.size_bytes)
         _check_place(index.file, name, row, end)
-        shape = shapes.setdefault(shape, shape)
+        shape = shapes.get(shape, shape)
+        if len(shapes) < _SHARED_SHAPES_MAX:
+            shapes[shape] = shape
         entries.append(TensorEntry(name, dtype.name, shape, 0, row.data_offset, row.size_bytes))
         end = row.data_offset + row.size_bytes
     _check_end(index.file, file_size, end + END_BYTES)

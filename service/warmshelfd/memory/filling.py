@@ -59,9 +59,10 @@ class Filling:
 
     def run(self, threads: int) -> None:
         """Fill the segment; the first error of any thread is raised when all have stopped."""
-        take_in_turn(list(ranges(0, len(self.view), PART_BYTES)), self._fill_part, threads)
+        take_in_turn(list(ranges(0, len(self.view), PART_BYTES)), self.fill_part, threads)
 
-    def _fill_part(self, part: tuple[int, int], failed: Callable[[], bool]) -> None:
+    def fill_part(self, part: tuple[int, int], failed: Callable[[], bool]) -> None:
+        """Fill one range of the segment, unless another thread has failed."""
         start, end = part
         failpoints.hit("load.part")
         self.allocate(start, end - start)

@@ -92,15 +92,14 @@ class Volume:
 def _page_size(mount: Mount, directory_fd: int) -> int:
     if mount.type_name == "hugetlbfs":
         return os.statvfs(directory_fd).f_bsize
-    if mount.type_name == "tmpfs" and _is_huge(mount):
+    if gives_huge_pages(mount, _read_text(_TRANSPARENT / "shmem_enabled")):
         return _read_number(_TRANSPARENT / "hpage_pmd_size") or SMALL_PAGE_BYTES
     return SMALL_PAGE_BYTES
 
 
-def _is_huge(mount: Mount) -> bool:
+def gives_huge_pages(mount: Mount, switch: str) -> bool:
     """Say whether a tmpfs gives huge pages; the kernel's own switch can overrule its mount."""
-    switch = _read_text(_TRANSPARENT / "shmem_enabled")
-    if "[deny]" in switch:
+    if mount.type_name != "tmpfs" or "[deny]" in switch:
         return False
     return "[force]" in switch or not _HUGE_MOUNT_OPTIONS.isdisjoint(mount.options)
 

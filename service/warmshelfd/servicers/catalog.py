@@ -9,6 +9,7 @@ from warmshelf._wire import artifact_to_proto, progress_to_proto, spec_from_prot
 from warmshelf.errors import InvalidRequest
 from warmshelf.v1 import catalog_pb2, catalog_pb2_grpc
 from warmshelfd.leasing import Leasing
+from warmshelfd.observing import Observing, Seen
 from warmshelfd.servicers.paging import from_token, page_size, to_token
 from warmshelfd.shelf import RegisterOptions, Shelf
 
@@ -16,9 +17,10 @@ from warmshelfd.shelf import RegisterOptions, Shelf
 class CatalogServicer(catalog_pb2_grpc.CatalogServiceServicer):
     """Says which artifacts the daemon knows, and changes that."""
 
-    def __init__(self, shelf: Shelf, leasing: Leasing) -> None:
+    def __init__(self, shelf: Shelf, leasing: Leasing, observing: Observing) -> None:
         self._shelf = shelf
         self._leasing = leasing
+        self._observing = observing
 
     async def RegisterArtifact(  # noqa: N802 - the proto names it
         self, request: catalog_pb2.RegisterArtifactRequest, _context: Any
@@ -75,6 +77,37 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServiceServicer):
         """Forget an artifact."""
         await self._shelf.remove(request.artifact_id)
         return catalog_pb2.RemoveArtifactResponse()
+
+    async def VerifyArtifact(  # noqa: N802
+        self, request: catalog_pb2.VerifyArtifactRequest, _context: Any
+    ) -> catalog_pb2.VerifyArtifactResponse:
+        """Check every resident byte of an artifact."""
+        checked = await self._observing.verify(request.artifact_id)
+        return catalog_pb2.VerifyArtifactResponse(checked_bytes=checked)
+
+    async def WatchArtifacts(  # noqa: N802
+        self, request: catalog_pb2.WatchArtifactsRequest, _context: Any
+    ) -> AsyncIterator[catalog_pb2.WatchArtifactsResponse]:
+        """Stream changes."""
+        if request.after_sequence < 0:
+            raise InvalidRequest("after_sequence must not be negative", field="after_sequence")
+        watch = self._observing.watch(request.after_sequence)
+        try:
+            async for seen in watch:
+                yield _seen_to_proto(seen)
+        finally:
+            await watch.aclose()
+
+
+def _seen_to_proto(seen: Seen) -> catalog_pb2.WatchArtifactsResponse:
+    message = catalog_pb2.WatchArtifactsResponse(sequence=seen.sequence)
+    if seen.artifact is not None:
+        message.changed.CopyFrom(artifact_to_proto(seen.artifact))
+    elif seen.removed_id:
+        message.removed_artifact_id = seen.removed_id
+    else:
+        message.snapshot_complete.SetInParent()
+    return message
 
 
 def _is_full(view: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 
 from warmshelf._status import STATUS_METADATA_KEY, error_to_status
-from warmshelf.errors import Internal, StreamStalled, WarmshelfError
+from warmshelf.errors import Internal, NotImplementedHere, StreamStalled, WarmshelfError
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -85,7 +85,9 @@ class Guard(grpc.aio.ServerInterceptor):
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if not isinstance(error, WarmshelfError):
+    if isinstance(error, NotImplementedError):
+        error = NotImplementedHere("this daemon does not offer the call")
+    elif not isinstance(error, WarmshelfError):
         _log.error("bug in a call", exc_info=error)
         error = Internal(f"{type(error).__name__}; see the daemon's log")
     status = error_to_status(error)

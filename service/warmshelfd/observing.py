@@ -1,0 +1,130 @@
+"""The use cases of operators: watch what changes, verify resident bytes, ask what would fit.
+
+Runs on the event loop; what blocks goes to threads. Knows no gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from warmshelf.errors import DigestMismatch, NotResident, SegmentCorrupt
+from warmshelf.types import Artifact, ArtifactState, Capacity
+from warmshelfd.digesting import Cancelled, content_digest
+from warmshelfd.domain.catalog import Entry
+from warmshelfd.domain.changes import Changes
+from warmshelfd.inspecting import config_of
+from warmshelfd.memory.segment import Segment
+from warmshelfd.records import to_artifact
+from warmshelfd.residency import run_stoppable
+from warmshelfd.shelf import Shelf
+
+_CHECK_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One message of a watch: an artifact as it is now, an ID that is gone, or the end of the snapshot.
+
+    ``sequence`` is what to go on after; 0 within the snapshot, which cannot be resumed.
+    """
+
+    sequence: int
+    artifact: Artifact | None = None
+    removed_id: str = ""
+
+
+class Observing:
+    """What operators look at."""
+
+    def __init__(self, shelf: Shelf, changes: Changes) -> None:
+        self._shelf = shelf
+        self._changes = changes
+        self._moved = asyncio.Event()  # event loop only: set at the next change, then replaced
+
+    def note(self, artifact_id: str) -> None:
+        """Count a change and wake the watchers."""
+        self._changes.note(artifact_id)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def watch(self, after: int) -> AsyncGenerator[Seen, None]:
+        """Tell changes after a sequence number as they happen; from 0, a snapshot first.
+
+        An artifact is told as it is when it is told, which may be later than the change.
+
+        Raises:
+            SequenceCompacted: changes in between are forgotten.
+        """
+        if after == 0:
+            after = self._changes.last_sequence
+            for entry in list(self._shelf.catalog):
+                yield Seen(0, to_artifact(entry))
+            yield Seen(after)
+        while True:
+            moved = self._moved
+            for sequence, artifact_id in self._changes.after(after):
+                yield self._seen(sequence, artifact_id)
+                after = sequence
+            if moved is self._moved:
+                await moved.wait()
+
+    def _seen(self, sequence: int, artifact_id: str) -> Seen:
+        entry = self._shelf.catalog.find(artifact_id)
+        return Seen(sequence, removed_id=artifact_id) if entry is None else Seen(sequence, to_artifact(entry))
+
+    async def verify(self, artifact_id: str) -> int:
+        """Check every resident byte of an artifact; return how many. Bytes found wrong are withdrawn.
+
+        Raises:
+            NotResident: there are none.
+            SegmentCorrupt: a block has another CRC than it was sealed with.
+            DigestMismatch: all blocks are as sealed, but the content is not what the ID is pinned to.
+        """
+        entry = self._shelf.catalog.get(artifact_id)
+        if entry.state not in (ArtifactState.READY, ArtifactState.EVICTING):
+            raise NotResident(f"{artifact_id!r} is {entry.state.value}", artifact_id=artifact_id)
+        segment_id = entry.segment_id
+        segment = self._shelf.residency.begin_stream(segment_id)
+        try:
+            threads = self._shelf.hash_threads
+            return await run_stoppable(threads, lambda cancelled: _verify(entry, segment, cancelled))
+        except (SegmentCorrupt, DigestMismatch) as error:
+            if entry.state is ArtifactState.READY and entry.segment_id == segment_id:
+                self._shelf.withdraw(entry, error)
+            raise
+        finally:
+            self._shelf.residency.end_stream(segment_id)
+
+    def capacity(self, like_id: str) -> Capacity:
+        """Return what the arena holds, and how many more like an artifact fit."""
+        size = self._shelf.catalog.get(like_id).size_bytes if like_id else 0
+        usage = self._shelf.residency.arena.usage()
+        held = self._shelf.residency.held_bytes()
+        evictable = usage.resident_bytes - held
+        return Capacity(
+            budget_bytes=usage.budget_bytes,
+            resident_bytes=usage.resident_bytes,
+            held_bytes=held,
+            unnamed_bytes=usage.unnamed_bytes,
+            reserved_bytes=usage.reserved_bytes,
+            free_bytes=usage.free_bytes,
+            fit_free_count=usage.free_bytes // size if size else 0,
+            fit_evicting_count=(usage.free_bytes + evictable) // size if size else 0,
+        )
+
+
+def _verify(entry: Entry, segment: Segment, cancelled: Cancelled) -> int:
+    segment.check_blocks(_CHECK_THREADS, cancelled)
+    if entry.digest:
+        small = {file.name: file.data for file in segment.manifest.small_files}
+        config = config_of(entry.kind, small)
+        actual = content_digest(segment.layout.tensors, segment.view, config, cancelled)
+        if actual != entry.digest:
+            raise DigestMismatch(
+                f"{entry.artifact_id!r} has digest {actual}, it is pinned to {entry.digest}",
+                expected=entry.digest,
+                actual=actual,
+            )
+    return segment.header.data.size
