@@ -70,9 +70,10 @@ class Flights:
             DeadlineExceeded: it was under way when the time was up; says how far it was.
             WarmshelfError: it failed.
         """
-        assert load.task is not None
-        await asyncio.wait([load.task], timeout=max(timeout, 0))
-        if not load.task.done():
+        task = load.task
+        if task is not None:
+            await asyncio.wait([task], timeout=max(timeout, 0))
+        if task is None or not task.done():
             raise load.room or _too_slow(load)
         if load.error is not None:
             raise load.error

@@ -235,7 +235,7 @@ class Leasing:
             await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
         if entry.state is ArtifactState.READY:
             await shelf.notice_change(entry)
-        else:
+        if entry.state is not ArtifactState.READY:
             async for step in self._watch(entry, until):
                 yield step
         artifact = shelf.get(artifact_id)

@@ -252,7 +252,9 @@ def _expect_file(job: _Job, cancelled: Cancelled) -> None:
 
 def _registration(job: _Job, digest: str, writer: SegmentWriter) -> Registration:
     known = job.known
-    other_bytes = bool(known.segment_id and digest and known.digest and digest != known.digest)
+    changed = bool(known.fingerprint) and known.fingerprint != job.examined.fingerprint
+    # A digest that nobody had time to learn cannot say that changed bytes are the same.
+    other_bytes = bool(known.segment_id and digest) and digest != known.digest and (changed or bool(known.digest))
     return dataclasses.replace(
         known,
         kind=job.kind,

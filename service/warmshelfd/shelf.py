@@ -174,11 +174,9 @@ class Shelf:
         )
         if examined is not None:
             changed = bool(known.fingerprint) and examined.fingerprint != known.fingerprint
-            if conflict or (changed and (options.replace or wanted.follow)):
+            if conflict or (changed and (options.replace or not await self._is_same(wanted))):
                 await self._replace(entry, _next_generation(wanted, examined))
                 return
-            if changed:
-                await self._must_be_same(known, spec)
             wanted = _with(wanted, examined)
         if wanted != known:
             await self._registry.put(wanted)
@@ -194,17 +192,24 @@ class Shelf:
                 raise
             return None
 
-    async def _must_be_same(self, known: Registration, spec: ArtifactSpec) -> None:
-        """The fingerprint differs: let the digest decide."""
-        actual = await self._loader.digest_source(spec.source) if known.digest else ""
-        if not known.digest or actual != known.digest:
-            raise SourceChanged(
-                f"the source of {known.artifact_id!r} holds other bytes than those it was pinned to; "
-                "replace it to accept them",
-                artifact_id=known.artifact_id,
-                expected=known.digest,
-                actual=actual,
-            )
+    async def _is_same(self, known: Registration) -> bool:
+        """The fingerprint differs: let the digest decide.
+
+        Raises:
+            SourceChanged: the source holds other bytes, and the artifact does not follow it.
+        """
+        actual = await self._loader.digest_source(known.spec.source) if known.digest else ""
+        if known.digest and actual == known.digest:
+            return True
+        if known.follow:
+            return False
+        raise SourceChanged(
+            f"the source of {known.artifact_id!r} holds other bytes than those it was pinned to; "
+            "replace it to accept them",
+            artifact_id=known.artifact_id,
+            expected=known.digest,
+            actual=actual,
+        )
 
     async def _replace(self, entry: Entry, registration: Registration) -> None:
         await self._registry.put(registration)
@@ -300,13 +305,19 @@ class Shelf:
         await self._registry.put(to_registration(entry))
 
     async def notice_change(self, entry: Entry) -> None:
-        """Look at the source of a resident artifact; SourceChanged if it holds other bytes now.
+        """Look at the source of a resident artifact; if it is followed and holds other bytes now, let the old ones go.
 
         A source that cannot be seen now is no change of it.
+
+        Raises:
+            SourceChanged: other bytes, and the artifact does not follow its source.
         """
-        examined = await self._look(entry.spec, must_exist=False)
-        if examined is not None and entry.fingerprint and examined.fingerprint != entry.fingerprint:
-            await self._must_be_same(to_registration(entry), entry.spec)
+        async with self._turn(entry.artifact_id):
+            examined = await self._look(entry.spec, must_exist=False)
+            known = to_registration(entry)
+            changed = examined is not None and bool(known.fingerprint) and examined.fingerprint != known.fingerprint
+            if examined is not None and changed and not await self._is_same(known):
+                await self._replace(entry, _next_generation(known, examined))
 
 
 # --- pure parts -------------------------------------------------------------

@@ -166,6 +166,18 @@ def test_registering_a_followed_id_again_takes_its_new_bytes_while_old_leases_ke
         assert (old["w"], old.generation) == (ONES["w"][2], 1)
 
 
+def test_a_touched_followed_source_keeps_its_generation_however_it_is_looked_at(shared: Daemon, source: Path) -> None:
+    with shared.connect() as shelf:
+        shelf.register("a", source, follow=True)
+        load(shelf, "a")
+        eventually(lambda: shelf.get("a").digest != "", "the digest is known")
+        segments = shared.segments()
+        os.utime(source)
+        assert load(shelf, "a").generation == 1
+        assert shelf.register("a", source).generation == 1
+        assert shared.segments() == segments
+
+
 def test_loading_a_resident_followed_artifact_takes_its_new_bytes(shared: Daemon, source: Path) -> None:
     with shared.connect() as shelf:
         shelf.register("a", source, follow=True)

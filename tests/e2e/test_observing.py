@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 import pytest
-from kit.plain import Plain, refused
 
 from kit.models import write_model
+from kit.plain import Plain, refused
 from kit.processes import Daemon
 from warmshelf.v1 import capabilities_pb2, catalog_pb2
 

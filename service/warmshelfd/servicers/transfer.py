@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import crc32c
 import grpc
@@ -79,8 +79,7 @@ class TransferServicer:
             self._flight.close_stream()
 
     async def _send(self, context: Any, segment: Segment, offset: int, end: int) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
         try:
             while offset < end:
                 failpoints.hit("stream.chunk")
