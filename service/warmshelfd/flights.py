@@ -16,10 +16,8 @@ from warmshelf.types import ArtifactState, Failure
 from warmshelfd import failpoints
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.state import Event
-from warmshelfd.loading import Load, Loader
-from warmshelfd.memory.segment import Segment
+from warmshelfd.loading import Load, Loaded, Loader
 from warmshelfd.records import remember, to_registration
-from warmshelfd.registry.base import Registration
 from warmshelfd.residency import Residency
 
 _log = logging.getLogger(__name__)
@@ -105,11 +103,9 @@ class Flights:
 
     async def _run(self, entry: Entry, load: Load) -> None:
         try:
-            segment, registration = await self._loader.run(
-                to_registration(entry), load, lambda: self._begin(entry, load)
-            )
+            loaded = await self._loader.run(to_registration(entry), load, lambda: self._begin(entry, load))
             failpoints.hit("load.ready")
-            await self._land(entry, load, segment, registration)
+            await self._land(entry, load, loaded)
         except asyncio.CancelledError:
             load.error = LoadCancelled(f"the load of {entry.artifact_id!r} was stopped", artifact_id=entry.artifact_id)
         except WarmshelfError as error:
@@ -124,18 +120,27 @@ class Flights:
 
     def _begin(self, entry: Entry, load: Load) -> None:
         """Space is reserved: the artifact is LOADING from now on."""
-        if self._current(entry, load):
+        if self._current(entry, load) and entry.state is not ArtifactState.LOADING:
             self._catalog.apply(entry.artifact_id, Event.LOAD_STARTED)
 
-    async def _land(self, entry: Entry, load: Load, segment: Segment, registration: Registration) -> None:
+    async def _land(self, entry: Entry, load: Load, loaded: Loaded) -> None:
+        segment_id = loaded.segment.segment_id
         if not self._current(entry, load):  # removed or replaced meanwhile: nobody can name these bytes
-            await self._residency.in_thread(self._residency.arena.unlink, segment)
+            if loaded.is_shared:
+                self._residency.end_stream(segment_id)
+            else:
+                await self._residency.in_thread(self._residency.arena.unlink, loaded.segment)
             raise asyncio.CancelledError
-        remember(entry, registration)
-        self._residency.add(segment, entry, load.waiters)
+        remember(entry, loaded.registration)
+        self._begin(entry, load)
+        if loaded.is_shared:
+            self._residency.share(segment_id, entry)
+            self._residency.end_stream(segment_id)
+        else:
+            self._residency.add(loaded.segment, entry, load.waiters)
         self._catalog.apply(entry.artifact_id, Event.SEALED)
-        entry.pinned = segment.pinned
-        self._catalog.touch(entry, entry.last_use_time or registration.register_time)
+        entry.pinned = loaded.segment.pinned
+        self._catalog.touch(entry, entry.last_use_time or loaded.registration.register_time)
         self._on_ready(entry)
 
     def _fail(self, entry: Entry, load: Load, error: WarmshelfError) -> None:

@@ -271,7 +271,7 @@ class Leasing:
             self._shelf.hash_threads,
             lambda stopped: content_digest(segment.layout.tensors, segment.view, config, stopped),
         )
-        if shelved.entry is entry:
+        if shelved.entries.get(entry.artifact_id) is entry:
             await self._shelf.learn_digest(entry, digest)
 
 

@@ -74,6 +74,15 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """The bytes of an artifact. Shared ones count as being read until ``end_stream``."""
+
+    segment: Segment
+    registration: Registration
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LoadThreads:
     """How many loads and inspections run at once, and how many reads each load makes in parallel."""
 
@@ -119,11 +128,12 @@ class Loader:
 
         return await self._run(ArtifactKind.UNKNOWN, digest)
 
-    async def run(self, known: Registration, load: Load, reserved: Callable[[], None]) -> tuple[Segment, Registration]:
-        """Load an artifact and return its sealed segment and what is to be remembered of it.
+    async def run(self, known: Registration, load: Load, reserved: Callable[[], None]) -> Loaded:
+        """Load an artifact; return its bytes and what is to be remembered of it.
 
         ``reserved`` is called once space is promised. On every way out but success
-        the space, the file and the source are given back.
+        the space, the file and the source are given back. Content that is resident
+        already, under whatever ID, is shared and not kept twice.
         """
         failpoints.hit("load.started")
         opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
@@ -133,12 +143,15 @@ class Loader:
             job = _Job(known, opened[0], examined)
             check_kind(known.spec, job.kind)
             must_hash = _must_hash(job)
+            if known.digest and known.fingerprint == examined.fingerprint:
+                shared = await self._share(job, known.digest)
+                if shared is not None:
+                    return shared
             writer = await self._create(job, load, reserved)
             try:
                 return await self._fill_and_seal(job, load, writer, must_hash)
-            except BaseException:
+            finally:  # nothing to do once it is published
                 await run_to_the_end(self._threads[job.kind], writer.abort)
-                raise
         finally:
             for source in opened:
                 source.close()
@@ -160,9 +173,7 @@ class Loader:
             reservation.release()
             raise
 
-    async def _fill_and_seal(
-        self, job: _Job, load: Load, writer: SegmentWriter, must_hash: bool
-    ) -> tuple[Segment, Registration]:
+    async def _fill_and_seal(self, job: _Job, load: Load, writer: SegmentWriter, must_hash: bool) -> Loaded:
         load.enter(LoadPhase.READ, job.examined.inspection.tensor_bytes)
         small = await self._run(job.kind, lambda cancelled: self._fill(job, load, writer, cancelled))
         failpoints.hit("load.read")
@@ -170,14 +181,31 @@ class Loader:
         config = config_of(job.kind, small)
         digest = await self._run(job.kind, lambda cancelled: _verify(job, writer, config, must_hash, cancelled))
         failpoints.hit("load.verified")
+        shared = await self._share(job, digest)
+        if shared is not None:
+            return shared
         load.enter(LoadPhase.SEAL)
         manifest = _manifest(job.examined, small, digest)
         await self._run(job.kind, lambda _: writer.finish(manifest.SerializeToString()))
-        registration = _registration(job, digest, writer)
+        registration = _registration(job, digest, writer.segment_id, writer.size_bytes)
         await self._registry.put(registration)  # before the name: a file with a name is always known
         failpoints.hit("load.recorded")
         load.enter(LoadPhase.PIN)
-        return await run_to_the_end(self._threads[job.kind], writer.publish), registration
+        return Loaded(await run_to_the_end(self._threads[job.kind], writer.publish), registration)
+
+    async def _share(self, job: _Job, digest: str) -> Loaded | None:
+        """Return the resident bytes with this digest, held against eviction, if there are any."""
+        segment_id = self._residency.find_content(digest, job.kind)
+        if not segment_id:
+            return None
+        segment = self._residency.begin_stream(segment_id)
+        try:
+            registration = _registration(job, digest, segment_id, segment.size_bytes)
+            await self._registry.put(registration)
+        except BaseException:
+            self._residency.end_stream(segment_id)
+            raise
+        return Loaded(segment, registration, is_shared=True)
 
     def _fill(self, job: _Job, load: Load, writer: SegmentWriter, cancelled: Cancelled) -> dict[str, bytes]:
         names = job.examined.inspected.file_names
@@ -250,7 +278,7 @@ def _expect_file(job: _Job, cancelled: Cancelled) -> None:
     expect(job.known.spec.source.expected_digest, actual, f"file {names[0]!r}")
 
 
-def _registration(job: _Job, digest: str, writer: SegmentWriter) -> Registration:
+def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int) -> Registration:
     known = job.known
     changed = bool(known.fingerprint) and known.fingerprint != job.examined.fingerprint
     # A digest that nobody had time to learn cannot say that changed bytes are the same.
@@ -262,8 +290,8 @@ def _registration(job: _Job, digest: str, writer: SegmentWriter) -> Registration
         fingerprint=job.examined.fingerprint,
         generation=max(1, known.generation + other_bytes),
         digest=digest or known.digest,
-        segment_id=writer.segment_id,
-        size_bytes=writer.size_bytes,
+        segment_id=segment_id,
+        size_bytes=size_bytes,
     )
 
 

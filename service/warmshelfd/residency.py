@@ -47,7 +47,8 @@ class Waiters:
 class Shelved:
     """One segment in memory. Only the event loop touches it.
 
-    ``entry`` is the artifact whose bytes these are, None once they have no name.
+    ``entries`` are the artifacts whose bytes these are, by ID: several if their content
+    is the same, none once the bytes have no name.
     ``streams`` counts reads under way; ``mapped`` is what the last probe found.
     ``checking`` is the check of its blocks, which others wait for; ``hashing`` is
     work on its bytes that may be stopped at any time. ``waiters`` asked for the load
@@ -56,7 +57,7 @@ class Shelved:
 
     segment: Segment
     kind: ArtifactKind
-    entry: Entry | None
+    entries: dict[str, Entry]
     waiters: Waiters
     streams: int = 0
     mapped: bool = False
@@ -84,7 +85,18 @@ class Residency:
 
     def add(self, segment: Segment, entry: Entry, waiters: Waiters) -> None:
         """Take in a sealed segment as the bytes of an artifact."""
-        self._shelved[segment.segment_id] = Shelved(segment, entry.kind, entry, waiters)
+        self._shelved[segment.segment_id] = Shelved(segment, entry.kind, {entry.artifact_id: entry}, waiters)
+
+    def share(self, segment_id: str, entry: Entry) -> None:
+        """Let a segment be the bytes of one more artifact, whose content is the same."""
+        self.get(segment_id).entries[entry.artifact_id] = entry
+
+    def find_content(self, digest: str, kind: ArtifactKind) -> str:
+        """Return the segment that holds the content with this digest, or ""."""
+        for segment_id, shelved in self._shelved.items():
+            if shelved.kind is kind and digest and any(e.digest == digest for e in shelved.entries.values()):
+                return segment_id
+        return ""
 
     def get(self, segment_id: str) -> Shelved:
         """Return a segment in memory; whoever asks holds a lease on it.
@@ -154,13 +166,15 @@ class Residency:
         """Evict the victims one after another; stop and say False if one turns out to be mapped."""
         for victim in decision.victims:
             shelved = self._shelved.get(victim.segment_id)
-            if shelved is None or shelved.entry is None:
+            if shelved is None or not shelved.entries:
                 return False
             shelved.mapped = await self.in_thread(self.arena.in_use, shelved.segment)
-            if self._held(shelved) or shelved.entry is None:  # mapped, or leased while the probe ran
+            if self._held(shelved) or not shelved.entries:  # mapped, or leased while the probe ran
                 return False
-            self._catalog.apply(shelved.entry.artifact_id, Event.EVICTED)
-            await self.unname(victim.segment_id)
+            for artifact_id in list(shelved.entries):
+                self._catalog.apply(artifact_id, Event.EVICTED)
+            shelved.entries.clear()
+            await self._let_go(victim.segment_id)
         return True
 
     def _view(self) -> ArenaView:
@@ -169,20 +183,26 @@ class Residency:
 
     def _residents(self) -> list[Resident]:
         return [
-            Resident(s.segment.segment_id, e.artifact_id, s.kind, s.segment.size_bytes, e.last_use_order, self._held(s))
-            for s in self._shelved.values()
-            if (e := s.entry) is not None
+            Resident(
+                segment_id,
+                min(s.entries),
+                s.kind,
+                s.segment.size_bytes,
+                max(e.last_use_order for e in s.entries.values()),
+                self._held(s),
+            )
+            for segment_id, s in self._shelved.items()
+            if s.entries
         ]
 
     def _held(self, shelved: Shelved) -> bool:
-        entry = shelved.entry
         return (
             shelved.streams > 0
             or shelved.waiters.count > 0
             or shelved.mapped
             or (shelved.checking is not None and not shelved.checking.done())
             or self._leases.holders(shelved.segment.segment_id) > 0
-            or (entry is not None and entry.keep_resident)
+            or any(entry.keep_resident for entry in shelved.entries.values())
         )
 
     def held_bytes(self) -> int:
@@ -204,15 +224,18 @@ class Residency:
 
     # --- letting go ---------------------------------------------------------
 
-    def forget_name(self, segment_id: str) -> None:
-        """Take the name from an artifact's bytes; ``settle`` lets them go."""
+    def forget_name(self, segment_id: str, artifact_id: str) -> None:
+        """Take an artifact's name from bytes; ``settle`` lets them go."""
         shelved = self._shelved.get(segment_id)
         if shelved is not None:
-            shelved.entry = None
+            shelved.entries.pop(artifact_id, None)
 
-    async def unname(self, segment_id: str) -> None:
-        """Take the name from an artifact's bytes; they go at once, or with their last holder."""
-        self.forget_name(segment_id)
+    async def unname(self, segment_id: str, artifact_id: str) -> None:
+        """Take an artifact's name from bytes; without a name they go at once, or with their last holder."""
+        self.forget_name(segment_id, artifact_id)
+        await self._let_go(segment_id)
+
+    async def _let_go(self, segment_id: str) -> None:
         task = self.settle(segment_id)
         if task is not None:
             await asyncio.shield(task)
@@ -224,7 +247,7 @@ class Residency:
             return None
         shelved.mapped = False
         holders = self._leases.holders(segment_id) + shelved.streams
-        if shelved.entry is not None or holders:
+        if shelved.entries or holders:
             return None
         del self._shelved[segment_id]
         task = asyncio.get_running_loop().create_task(self._unlink(shelved))
@@ -266,7 +289,9 @@ class Residency:
             return
         if shelved.checking is None:
             shelved.checking = asyncio.get_running_loop().create_task(self._check(shelved))
-        await asyncio.shield(shelved.checking)
+        await asyncio.wait([shelved.checking])
+        if not shelved.checking.cancelled():  # else the bytes have gone: the caller looks again
+            shelved.checking.result()
 
     async def _check(self, shelved: Shelved) -> None:
         await run_stoppable(self._threads, lambda stopped: shelved.segment.check_blocks(_CHECK_THREADS, stopped))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 
@@ -86,17 +86,22 @@ class Shelf:
         registrations = await self._registry.load_all()
         for registration in registrations:
             self.catalog.add(to_entry(registration))
-        owners = {r.segment_id: r.artifact_id for r in registrations if r.segment_id}
+        owners: dict[str, list[Entry]] = {}
+        for registration in registrations:
+            if registration.segment_id:
+                owners.setdefault(registration.segment_id, []).append(self.catalog.get(registration.artifact_id))
         for segment_id, outcome in await self.residency.in_thread(lambda: list(adopt(self.residency.arena, owners))):
-            self._adopted(self.catalog.get(owners[segment_id]), outcome)
+            self._adopted(owners[segment_id], outcome)
 
-    def _adopted(self, entry: Entry, outcome: Segment | WarmshelfError) -> None:
+    def _adopted(self, entries: Sequence[Entry], outcome: Segment | WarmshelfError) -> None:
         if isinstance(outcome, WarmshelfError):
-            _log.warning("segment of %s was not adopted: %s", entry.artifact_id, outcome)
+            _log.warning("segment of %s was not adopted: %s", entries[0].artifact_id, outcome)
             return
-        self.residency.add(outcome, entry, Waiters())
-        self.catalog.apply(entry.artifact_id, Event.ADOPTED)
-        entry.pinned = outcome.pinned
+        self.residency.add(outcome, entries[0], Waiters())
+        for entry in entries:
+            self.residency.share(outcome.segment_id, entry)
+            self.catalog.apply(entry.artifact_id, Event.ADOPTED)
+            entry.pinned = outcome.pinned
 
     async def stop(self) -> None:
         """Stop loads and forget nothing: segments stay for the next start."""
@@ -222,7 +227,7 @@ class Shelf:
         remember(entry, registration)
         self.catalog.changed(entry)
         self.residency.notify()
-        await self.residency.unname(old)
+        await self.residency.unname(old, entry.artifact_id)
 
     @asynccontextmanager
     async def _turn(self, artifact_id: str) -> AsyncIterator[None]:
@@ -258,23 +263,27 @@ class Shelf:
         if entry.state is ArtifactState.LOADING or self.flights.find(artifact_id):
             raise Leased(f"{artifact_id!r} is being loaded; evict it when that is done", artifact_id=artifact_id)
         if entry.state is ArtifactState.READY:
-            holders = self.leases.holders(entry.segment_id)
+            holders = self._holders(entry)
             if holders and not drain:
                 raise Leased(
                     f"{artifact_id!r} is held by {holders} leases", artifact_id=artifact_id, lease_count=holders
                 )
             self.catalog.apply(artifact_id, Event.DRAIN_STARTED if holders else Event.EVICTED)
             if not holders:
-                await self.residency.unname(entry.segment_id)
+                await self.residency.unname(entry.segment_id, artifact_id)
         return to_artifact(entry)
+
+    def _holders(self, entry: Entry) -> int:
+        """Return how many leases are on the artifact's current bytes."""
+        return sum(record.segment_id == entry.segment_id for record in self.leases.of_artifact(entry.artifact_id))
 
     def settle(self, artifact_id: str, segment_id: str) -> None:
         """A lease on a segment ended: finish a drain, let nameless bytes go."""
         entry = self.catalog.find(artifact_id)
         drains = entry is not None and entry.segment_id == segment_id and entry.state is ArtifactState.EVICTING
-        if drains and not self.leases.holders(segment_id):
+        if entry is not None and drains and not self._holders(entry):
             self.catalog.apply(artifact_id, Event.DRAINED)
-            self.residency.forget_name(segment_id)
+            self.residency.forget_name(segment_id, artifact_id)
         self.residency.settle(segment_id)
         self.residency.notify()
 
@@ -286,23 +295,29 @@ class Shelf:
         await self._registry.delete(artifact_id)
         failpoints.hit("remove.recorded")
         self.residency.notify()
-        await self.residency.unname(entry.segment_id)
+        await self.residency.unname(entry.segment_id, artifact_id)
 
     def withdraw(self, entry: Entry, error: WarmshelfError) -> None:
         """The resident bytes turned out to be wrong: they lose their name at once."""
         _log.error("withdrew %s: %s", entry.artifact_id, error)
         self.catalog.apply(entry.artifact_id, Event.WITHDRAWN, Failure(error.reason, error.message))
-        self.residency.forget_name(entry.segment_id)
+        self.residency.forget_name(entry.segment_id, entry.artifact_id)
         self.residency.settle(entry.segment_id)
         self.residency.notify()
 
     # --- digests and changes ------------------------------------------------
 
     async def learn_digest(self, entry: Entry, digest: str) -> None:
-        """Pin the digest of a resident generation."""
+        """Pin the digest of a resident generation; bytes that are there twice become one."""
+        twin_id, old_id = self.residency.find_content(digest, entry.kind), entry.segment_id
         entry.digest = digest
+        if twin_id and twin_id != old_id:
+            entry.segment_id = twin_id
+            self.residency.share(twin_id, entry)
         self.catalog.changed(entry)
         await self._registry.put(to_registration(entry))
+        if entry.segment_id != old_id:
+            await self.residency.unname(old_id, entry.artifact_id)
 
     async def notice_change(self, entry: Entry) -> None:
         """Look at the source of a resident artifact; if it is followed and holds other bytes now, let the old ones go.

@@ -16,7 +16,7 @@ from kit.models import Tensor, pattern
 from kit.segments import SegmentFile, write_segment
 from kit.standin import StandIn
 from warmshelf.dtypes import DTYPES
-from warmshelf.errors import UnsupportedDtype
+from warmshelf.errors import SegmentCorrupt, UnsupportedDtype
 
 LeaseOf = Callable[..., warmshelf.Lease]
 
@@ -30,8 +30,10 @@ def lease_of(
         stand_in.arena_directory = ""
     with warmshelf.connect(stand_in.address, timeout=20) as shelf:
 
-        def acquire(tensors: dict[str, Tensor], ties: dict[str, str] | None = None) -> warmshelf.Lease:
-            stand_in.add("org/a", put(write_segment(tensors, ties=ties)))
+        def acquire(
+            tensors: dict[str, Tensor], ties: dict[str, str] | None = None, align_bytes: int = 64
+        ) -> warmshelf.Lease:
+            stand_in.add("org/a", put(write_segment(tensors, ties=ties, align_bytes=align_bytes)))
             lease = shelf.acquire("org/a")
             assert lease.transport == request.param
             return lease
@@ -61,6 +63,14 @@ def test_torch_tensors_have_the_dtype_shape_and_bits(lease_of: LeaseOf, name: st
     for each, tensor in tensors.items():
         assert tensor.dtype is getattr(torch, row.torch_name)
         assert bytes(tensor.reshape(-1).view(torch.uint8).tolist()) == data[each]
+
+
+def test_an_empty_tensor_may_lie_anywhere_and_another_may_not(lease_of: LeaseOf) -> None:
+    """B25."""
+    odd: dict[str, Tensor] = {"byte": ("U8", (1,), b"x"), "empty": ("F32", (0, 4), b"")}
+    assert tuple(warmshelf.torch.tensors(lease_of(odd, align_bytes=1))["empty"].shape) == (0, 4)
+    with pytest.raises(SegmentCorrupt, match="'w' lies at 4097"):
+        warmshelf.torch.tensors(lease_of({**odd, "w": ("F32", (1,), b"1234")}, align_bytes=1))
 
 
 def test_bf16_bits_are_kept_whatever_they_mean(lease_of: LeaseOf) -> None:

@@ -280,8 +280,11 @@ def test_after_a_restart_the_next_acquire_works_and_old_leases_are_harmless(
         assert len(stand_in.leases) == 1
 
 
-def test_a_daemon_that_is_away_for_a_moment_is_waited_for(shelf: warmshelf.Shelf, stand_in: StandIn) -> None:
+def test_a_daemon_that_is_away_for_a_moment_is_waited_for(
+    shelf: warmshelf.Shelf, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B53: the first call after a restart does not fail."""
+    monkeypatch.setattr("warmshelf._channel.FIRST_CONTACT_SECONDS", 0.1)  # long enough: it has answered before
     shelf.acquire("org/a").release()
     stand_in.stop()
     timer = threading.Timer(0.5, stand_in.start)
@@ -290,6 +293,27 @@ def test_a_daemon_that_is_away_for_a_moment_is_waited_for(shelf: warmshelf.Shelf
     with shelf.acquire("org/a") as lease:
         assert lease.transport == "mapped"
     timer.join()
+
+
+def test_a_session_that_the_daemon_forgot_is_opened_anew(shelf: warmshelf.Shelf, stand_in: StandIn) -> None:
+    shelf.acquire("org/a").release()
+    forgotten = set(stand_in.sessions)
+    stand_in.sessions.clear()
+    with shelf.acquire("org/a") as lease:
+        assert lease["a.weight"] == pattern(1, 600_000)
+        assert stand_in.wait_sessions(1)
+        assert not forgotten & set(stand_in.sessions)
+
+
+def test_each_shelf_has_a_connection_of_its_own(tcp_stand_in: StandIn, segment: SegmentFile) -> None:
+    tcp_stand_in.add("org/a", segment)
+    with warmshelf.connect(tcp_stand_in.address) as one, warmshelf.connect(tcp_stand_in.address) as other:
+        one.acquire("org/a")
+        other.acquire("org/a")
+        assert len(tcp_stand_in.peers) == 2
+        one.close()
+        assert tcp_stand_in.wait_sessions(1)
+        assert len(other.leases()) == 1
 
 
 def test_a_release_without_a_daemon_is_harmless(shelf: warmshelf.Shelf, stand_in: StandIn) -> None:

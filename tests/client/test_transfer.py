@@ -162,6 +162,15 @@ def test_a_stream_that_brings_nothing_is_given_up(
     assert len(tcp_stand_in.reads) == transfer.FRUITLESS_COUNT_MAX
 
 
+def test_a_crowded_daemon_is_waited_for_within_the_deadline(
+    streamed: Callable[..., warmshelf.Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "FRUITLESS_COUNT_MAX", 1)
+    assert whole(streamed(*[Crowded()] * 3))
+    with pytest.raises((TooManyStreams, DeadlineExceeded)):
+        streamed(*[Crowded()] * 99, timeout=0.2)
+
+
 def test_more_bytes_than_asked_for_are_refused(streamed: Callable[..., warmshelf.Lease], segment: SegmentFile) -> None:
     with pytest.raises(ChunkCorrupt, match="4 bytes at"):
         streamed(*[TooMuch(segment.content_size_bytes)] * 99)

@@ -7,8 +7,8 @@ import zlib
 from typing import Any
 
 import pytest
-from kit.tensors_file import TensorsFile, Written, tensors_file
 
+from kit.tensors_file import TensorsFile, Written, tensors_file
 from warmshelf.errors import DigestMismatch
 from warmshelfd.formats.base import Check, FormatLimits, Inspected
 from warmshelfd.formats.tensorizer import TensorizerFormat

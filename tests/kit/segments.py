@@ -13,7 +13,6 @@ from warmshelf.v1 import artifact_pb2, manifest_pb2
 
 HEADER_BYTES = 4096
 BLOCK_BYTES = 1 << 20
-ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,10 @@ def write_segment(
     files: Mapping[str, bytes] | None = None,
     ties: Mapping[str, str] | None = None,
     version: int = 1,
+    align_bytes: int = 64,
 ) -> SegmentFile:
     """Return a segment that holds the tensors, and names tied to one of them."""
-    layout, data = _lay_out(tensors, ties or {})
+    layout, data = _lay_out(tensors, ties or {}, align_bytes)
     blocks = b"".join(struct.pack("<I", crc32c.crc32c(part)) for part in _blocks(data))
     manifest = manifest_pb2.Manifest(
         small_files=[manifest_pb2.SmallFile(name=name, data=text) for name, text in (files or {}).items()]
@@ -57,7 +57,9 @@ def write_segment(
     return SegmentFile(segment_id, whole.ljust(size, b"\0"), len(whole))
 
 
-def _lay_out(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> tuple[artifact_pb2.Layout, bytes]:
+def _lay_out(
+    tensors: Mapping[str, Tensor], ties: Mapping[str, str], align_bytes: int
+) -> tuple[artifact_pb2.Layout, bytes]:
     layout = artifact_pb2.Layout()
     data = b""
     for name, (dtype, shape, text) in tensors.items():
@@ -66,7 +68,7 @@ def _lay_out(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> tuple[ar
             layout.tensors.add(
                 name=each, dtype=dtype, shape=shape, offset_bytes=HEADER_BYTES + len(data), size_bytes=len(text)
             )
-        data += text.ljust(-(-len(text) // ALIGN_BYTES) * ALIGN_BYTES, b"\0")
+        data += text.ljust(-(-len(text) // align_bytes) * align_bytes, b"\0")
     return layout, data
 
 

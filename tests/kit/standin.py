@@ -50,6 +50,7 @@ class StandIn:
         self.leases: dict[str, tuple[str, str]] = {}  # session id and artifact id by lease id
         self.reads: list[transfer_pb2.ReadSegmentRequest] = []
         self.acquires: list[lease_pb2.AcquireLeaseRequest] = []
+        self.peers: set[str] = set()  # of sessions
         self.faults: list[Fault] = []  # one for each coming read
         self.session_ended = threading.Condition(self.lock)
         self.stopping = threading.Event()
@@ -159,6 +160,7 @@ class _Servicer(
         context.add_callback(ended.set)
         with self._it.session_ended:
             self._it.sessions[session_id] = request.holder
+            self._it.peers.add(context.peer())
             self._it.session_ended.notify_all()
         yield lease_pb2.OpenSessionResponse(session_id=session_id)
         ended.wait()
