@@ -271,10 +271,7 @@ class Connection:
 
 
 def _open_channel(address: Address, tls: grpc.ChannelCredentials | None) -> grpc.Channel:
-    if address.socket_path:
-        if tls is not None:
-            raise InvalidRequest(f"address {address.text!r} is a Unix socket: no TLS there", address=address.text)
-        return grpc.insecure_channel(address.target, options=_OPTIONS)
+    options = _OPTIONS if address.socket_path else _OPTIONS + _TCP_OPTIONS
     if tls is not None:
-        return grpc.secure_channel(address.target, tls, options=_OPTIONS + _TCP_OPTIONS)
-    return grpc.insecure_channel(address.target, options=_OPTIONS + _TCP_OPTIONS)
+        return grpc.secure_channel(address.target, tls, options=options)
+    return grpc.insecure_channel(address.target, options=options)

@@ -51,7 +51,7 @@ def connect(
     tls: grpc.ChannelCredentials | None = None,
     timeout: float = CALL_TIMEOUT_SECONDS,
 ) -> Shelf:
-    """Return a Shelf for the daemon at an address. Nothing is sent before its first call.
+    """Return a Shelf for the daemon at an address. Nothing is opened before its first call.
 
     Args:
         address: ``unix:///PATH`` or ``HOST:PORT``; by default WARMSHELF_ADDRESS, else the
@@ -66,16 +66,19 @@ def connect(
         InvalidRequest: the address or the timeout cannot be used.
     """
     Deadline(timeout)
+    where = parse_address(address or default_address())
+    if tls is not None and where.socket_path:
+        raise InvalidRequest(f"address {where.text!r} is a Unix socket: no TLS there", address=where.text)
     chosen_arena = os.fspath(arena) if arena is not None else os.environ.get(ARENA_VARIABLE, "")
-    return Shelf(parse_address(address or default_address()), chosen_arena, holder, tls, timeout)
+    return Shelf(where, chosen_arena, holder, tls, timeout)
 
 
 class Shelf:
     """A daemon, as a program uses it. May be shared by threads; ``connect`` makes one.
 
     After a fork the child's first call opens a connection and a session of its own.
-    ``_link`` is replaced then, by the only thread that a fresh child has, and set to None
-    by ``close``.
+    ``_links`` has a link for each process that ever called, by its number: a child leaves its
+    parent's alone. Only single operations of the dict, so no lock; ``_closed`` turns true once.
     """
 
     def __init__(
@@ -87,7 +90,8 @@ class Shelf:
         self._holder = holder
         self._tls = tls
         self._timeout = timeout
-        self._link: Link | None = self._new_link()
+        self._links: dict[int, Link] = {}
+        self._closed = False
 
     # --- the catalog ---
 
@@ -242,7 +246,8 @@ class Shelf:
 
         Views, arrays and tensors stay valid.
         """
-        link, self._link = self._link, None
+        self._closed = True
+        link = self._links.pop(os.getpid(), None)
         if link is not None:
             link.close()
 
@@ -255,13 +260,10 @@ class Shelf:
         self.close()
 
     def _current(self) -> Link:
-        link = self._link
-        if link is None:
+        if self._closed:
             raise InvalidRequest("the shelf has been closed")
-        if link.pid != os.getpid():
-            link.abandon()
-            link = self._link = self._new_link()
-        return link
+        pid = os.getpid()
+        return self._links.get(pid) or self._links.setdefault(pid, self._new_link())
 
     def _new_link(self) -> Link:
         holder = _clean(self._holder if self._holder is not None else _default_holder())

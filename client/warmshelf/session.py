@@ -120,10 +120,6 @@ class Link:
         """End the session and close the connection. Idempotent; harmless in a forked child."""
         self._finalizer()
 
-    def abandon(self) -> None:
-        """Leave everything to the process that this one was forked from."""
-        _inherited.append(self)
-
     def _open(self, deadline: Deadline) -> Session:
         request = lease_pb2.OpenSessionRequest(holder=self._holder)
         session = Session(self.connection.lease.OpenSession(request))

@@ -35,6 +35,7 @@ from warmshelfd.servicers.lease import LeaseServicer
 from warmshelfd.servicers.transfer import TransferServicer
 from warmshelfd.shelf import Shelf
 from warmshelfd.sources.file import FileOpener
+from warmshelfd.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +84,10 @@ class Daemon:
         # Microseconds since 1970: above whatever number a daemon before this one gave.
         changes = Changes(first_sequence=time.time_ns() // 1000, change_count_max=settings.change_count_max)
         self._observing = Observing(self._shelf, changes)
+        self._upkeep = Upkeep(
+            self._shelf, self._leasing, declare=settings.declare, follow_seconds=settings.follow_seconds
+        )
+        self._leasing.register_unknown = self._upkeep.register_unknown
         self._guard = Guard()
         self._transfer = TransferServicer(self._shelf, self._leasing, _flight(settings), settings.stall_seconds)
         self._hurried = False  # a second signal came
@@ -96,6 +101,8 @@ class Daemon:
         background = [
             asyncio.create_task(self._transfer.watch_stalls()),
             asyncio.create_task(self._check_adopted()),
+            asyncio.create_task(self._upkeep.declare_and_preload(self._settings.preload)),
+            asyncio.create_task(self._upkeep.follow()),
         ]
         for task in background:
             task.add_done_callback(log_failure)

@@ -26,7 +26,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from warmshelf.errors import InvalidConfig, InvalidSpec
+from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
+from warmshelf.types import check_id
 from warmshelfd import __version__
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.memory.pinning import PinPolicy
@@ -51,6 +52,13 @@ def _check_arena(path: str) -> str:
     if not path or "\0" in path:
         raise ValueError("it must be a directory")
     return os.path.abspath(path)
+
+
+def _check_preload(artifact_id: str) -> str:
+    try:
+        return check_id(artifact_id)
+    except InvalidId as error:
+        raise ValueError(error.message) from None
 
 
 def _check_registry(uri: str) -> str:
@@ -99,6 +107,10 @@ class Settings(BaseSettings):
     """Where registrations are kept: `sqlite:///ABSOLUTE/PATH`."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
     """Prefixes that sources may lie under, such as `file:///models`; everything else is refused."""
+    declare: str | None = None
+    """TOML file of artifacts to register, and patterns of IDs that may be; read again when it changes."""
+    preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
+    """IDs to make resident at start, in this order."""
     purge: bool = False
     """Empty the arena and exit. Only on the command line."""
 
@@ -131,6 +143,8 @@ class Settings(BaseSettings):
     """Bytes of larger chunks under way over all streams: what slow readers can cost beside small chunks."""
     stall_seconds: Seconds = 60.0
     """A stream whose reader has taken nothing for so long is ended; the reader may resume."""
+    follow_seconds: Seconds = 60
+    """How often the sources of followed artifacts are looked at; every node does, each file costs a stat."""
     drain_seconds: Seconds = 20.0
     """What calls under way get after SIGTERM; below the 30 s that Kubernetes waits."""
     keepalive_seconds: Seconds = 10.0
@@ -204,7 +218,7 @@ class Settings(BaseSettings):
 
 _PREFIX = "WARMSHELF_"
 _LISTS = frozenset({"listen", "allow_source", "preload"})
-_NOT_OFFERED = frozenset({"http", "declare", "preload"})
+_NOT_OFFERED = frozenset({"http"})
 """Options of later releases: refused, since to ignore them would be to promise them."""
 _KNOWN = (frozenset(Settings.model_fields) | _NOT_OFFERED) - {"purge"}
 _NOT_OURS = frozenset({"config", "address", "daemon_uid", "failpoints"})

@@ -19,6 +19,7 @@ from warmshelfd.domain.state import Event
 from warmshelfd.loading import Load, Loaded, Loader
 from warmshelfd.records import remember, to_registration
 from warmshelfd.residency import Residency
+from warmshelfd.turns import Priority
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Flights:
         """Return the artifact's load under way, if any."""
         return self._loads.get(artifact_id)
 
-    def join(self, entry: Entry) -> Load:
+    def join(self, entry: Entry, priority: Priority) -> Load:
         """Want the artifact: share its load, or start one. Each join needs one ``leave``."""
         load = self._loads.get(entry.artifact_id)
         if load is None:
@@ -51,6 +52,7 @@ class Flights:
             self._tasks.add(load.task)
             load.task.add_done_callback(self._tasks.discard)
         load.waiters.count += 1
+        load.priority = min(load.priority, priority)
         return load
 
     def leave(self, load: Load) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from warmshelf.errors import (
     SegmentCorrupt,
     SessionLost,
 )
-from warmshelf.types import Artifact, ArtifactState, LeaseInfo, LoadPhase, Progress
+from warmshelf.types import Artifact, ArtifactState, LeaseInfo, LoadPhase, Progress, check_id
 from warmshelfd.digesting import content_digest
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.domain.leases import LeaseRecord
@@ -32,6 +32,7 @@ from warmshelfd.memory.segment import Segment
 from warmshelfd.records import to_artifact
 from warmshelfd.residency import Shelved, log_failure, run_stoppable
 from warmshelfd.shelf import Shelf
+from warmshelfd.turns import Priority
 
 T = TypeVar("T")
 
@@ -81,6 +82,8 @@ class Leasing:
         self._shelf = shelf
         # Event loop only: what is still to be told on each open session's stream.
         self._notices: dict[str, asyncio.Queue[Notice]] = {}
+        # Registers an ID that nobody knows, if something declares it.
+        self.register_unknown: Callable[[str], Awaitable[None]] = _declare_nothing
 
     # --- sessions -----------------------------------------------------------
 
@@ -121,6 +124,7 @@ class Leasing:
         """Lease an artifact, loading it if need be; see LeaseService.AcquireLease for the errors."""
         shelf = self._shelf
         self._must_be_open(session_id)
+        await self._known(artifact_id, _until(timeout))
         joined: list[Load] = []  # loads are wanted until the lease is granted, so nobody evicts in between
         try:
             entry = await self._ready(artifact_id, options, _until(timeout), joined)
@@ -141,6 +145,11 @@ class Leasing:
         segment = shelf.residency.get(entry.segment_id).segment
         return Granted(to_lease(record, secret=True), to_artifact(entry), segment)
 
+    async def _known(self, artifact_id: str, until: float) -> None:
+        if self._shelf.catalog.find(artifact_id) is None:
+            check_id(artifact_id)
+            await _within(self.register_unknown(artifact_id), until, f"{artifact_id!r} is being registered")
+
     def _must_be_open(self, session_id: str) -> None:
         if session_id not in self._notices:
             raise SessionLost("the session is not open at this daemon; open a new one")
@@ -160,13 +169,13 @@ class Leasing:
             elif entry.state is ArtifactState.EVICTING:
                 await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
             else:
-                joined.append(self._join(entry))
+                joined.append(self._join(entry, Priority.DEMAND))
                 await shelf.flights.wait(joined[-1], until - time.monotonic())
 
-    def _join(self, entry: Entry) -> Load:
+    def _join(self, entry: Entry, priority: Priority) -> Load:
         if self._shelf.draining:
             raise Draining("the daemon is stopping and begins no load")
-        return self._shelf.flights.join(entry)
+        return self._shelf.flights.join(entry, priority)
 
     async def _checked(self, entry: Entry, until: float) -> bool:
         """Say whether the bytes are what was sealed; if not, they are withdrawn."""
@@ -224,25 +233,28 @@ class Leasing:
 
     # --- load ---------------------------------------------------------------
 
-    async def progress(self, artifact_id: str, timeout: float | None) -> AsyncGenerator[Progress, None]:
+    async def progress(
+        self, artifact_id: str, timeout: float | None, priority: Priority = Priority.PREFETCH
+    ) -> AsyncGenerator[Progress, None]:
         """Make an artifact resident and say how far it is, until it is READY.
 
         Closing the iterator stops the load unless somebody else wants it.
         """
         shelf, until = self._shelf, _until(timeout)
+        await self._known(artifact_id, until)
         entry = shelf.catalog.get(artifact_id)
         while entry.state is ArtifactState.EVICTING:
             await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
         if entry.state is ArtifactState.READY:
             await shelf.notice_change(entry)
         if entry.state is not ArtifactState.READY:
-            async for step in self._watch(entry, until):
+            async for step in self._watch(entry, until, priority):
                 yield step
         artifact = shelf.get(artifact_id)
         yield Progress(LoadPhase.SEAL, artifact.size_bytes, artifact.size_bytes, artifact)
 
-    async def _watch(self, entry: Entry, until: float) -> AsyncGenerator[Progress, None]:
-        load = self._join(entry)
+    async def _watch(self, entry: Entry, until: float, priority: Priority) -> AsyncGenerator[Progress, None]:
+        load = self._join(entry, priority)
         try:
             while load.task is not None and not load.task.done() and time.monotonic() < until:
                 yield Progress(load.phase, load.done_bytes, load.total_bytes)
@@ -276,6 +288,10 @@ class Leasing:
 
 
 # --- pure parts -------------------------------------------------------------
+
+
+async def _declare_nothing(_artifact_id: str) -> None:
+    return None
 
 
 def to_lease(record: LeaseRecord, *, secret: bool = False) -> LeaseInfo:

@@ -26,6 +26,7 @@ from warmshelfd.memory.segment import Segment, SegmentWriter
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.residency import Residency, Waiters, run_stoppable, run_to_the_end
 from warmshelfd.sources.base import OpenSource
+from warmshelfd.turns import Priority
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class Load:
     """One load under way. Only the event loop touches it, but for ``done_bytes``.
 
     ``done_bytes`` is written by the thread that reads and only shown. ``room`` is why
-    it waits for room, while it does.
+    it waits for room, while it does. ``priority`` is the highest of those who want it.
     """
 
     artifact_id: str
@@ -43,6 +44,7 @@ class Load:
     done_bytes: int = 0
     total_bytes: int = 0
     room: ArenaFull | None = None
+    priority: Priority = Priority.PRELOAD
     waiters: Waiters = field(default_factory=Waiters)
     task: asyncio.Task[None] | None = None
     error: Exception | None = None
@@ -159,7 +161,9 @@ class Loader:
     async def _create(self, job: _Job, load: Load, reserved: Callable[[], None]) -> SegmentWriter:
         outline = await self._run(ArtifactKind.UNKNOWN, lambda _: outline_segment(self._arena, job.examined))
         load.enter(LoadPhase.RESERVE, outline.size_bytes)
-        reservation = await self._residency.reserve(outline.size_bytes, job.kind, load.wait_for_room)
+        reservation = await self._residency.reserve(
+            outline.size_bytes, job.kind, lambda: load.priority, load.wait_for_room
+        )
         try:
             reserved()
             failpoints.hit("load.reserved")

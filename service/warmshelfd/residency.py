@@ -24,6 +24,7 @@ from warmshelfd.domain.placement import ArenaView, Fits, Need, Resident, plan
 from warmshelfd.domain.state import Event
 from warmshelfd.memory.arena import Arena, Reservation
 from warmshelfd.memory.segment import Segment
+from warmshelfd.turns import Priority, Turns
 
 T = TypeVar("T")
 
@@ -76,8 +77,8 @@ class Residency:
         self._floor_bytes = floor_bytes
         # Event loop only. Bytes without a name stay here until nobody holds them.
         self._shelved: dict[str, Shelved] = {}
-        # First come, first served: one queue for adapters, one for bases.
-        self._turns = {kind: asyncio.Lock() for kind in ArtifactKind}
+        # First come, first served among equals: one queue for adapters, one for bases.
+        self._turns = {kind: Turns() for kind in ArtifactKind}
         self._changed = asyncio.Event()
         self._unlinking: set[asyncio.Task[None]] = set()
 
@@ -120,9 +121,16 @@ class Residency:
 
     # --- making room --------------------------------------------------------
 
-    async def reserve(self, size: int, kind: ArtifactKind, waiting: Callable[[ArenaFull | None], None]) -> Reservation:
+    async def reserve(
+        self,
+        size: int,
+        kind: ArtifactKind,
+        priority: Callable[[], Priority],
+        waiting: Callable[[ArenaFull | None], None],
+    ) -> Reservation:
         """Return a reservation, evicting and waiting for as long as it takes.
 
+        Whose turn is next is decided by priority, and among equals by who came first.
         ``waiting`` is told why there is no room, with the numbers, and None when there is.
 
         Raises:
@@ -133,9 +141,9 @@ class Residency:
             raise LargerThanArena(
                 f"{size} bytes can never fit into an arena of {budget} bytes", needed_bytes=size, budget_bytes=budget
             )
-        if self._turns[kind].locked():
+        if self._turns[kind].taken:
             waiting(self._full(size, self.held_bytes(), ", and others wait before it"))
-        async with self._turns[kind]:
+        async with self._turns[kind].turn(priority):
             while True:
                 changed = self._changed
                 reservation = await self._try_reserve(size, kind, waiting)
@@ -324,6 +332,8 @@ async def run_stoppable(threads: Executor, function: Callable[[Callable[[], bool
         if not future.cancelled():
             future.exception()  # seen: what a stopped function says does not matter
         raise
+    finally:
+        del future  # a failure refers to this frame: it would keep itself alive, with all that the function held
 
 
 async def run_to_the_end(threads: Executor, function: Callable[[], T]) -> T:

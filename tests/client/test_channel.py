@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 
 import warmshelf
@@ -56,6 +57,11 @@ def test_an_address_is_understood(text: str, target: str, path: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_address(text)
+
+
+def test_tls_on_a_unix_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="TLS"):
+        warmshelf.connect(f"unix://{tmp_path}/api.sock", tls=grpc.ssl_channel_credentials())
 
 
 def test_a_socket_path_that_the_kernel_cannot_take_is_refused_with_both_lengths() -> None:

@@ -415,3 +415,27 @@ def test_where_grpc_cannot_live_after_a_fork_the_child_is_told_at_once(
     )
     assert "child refused True" in done.stdout
     assert "then 0" in done.stdout
+
+
+def test_a_shelf_that_was_not_used_before_a_fork_works_in_the_child_anyhow(
+    shelf: warmshelf.Shelf, stand_in: StandIn
+) -> None:
+    """B51."""
+    code = """
+import os, sys, warmshelf
+shelf = warmshelf.connect(sys.argv[1], timeout=20)
+if os.fork() == 0:
+    print(len(shelf.acquire("org/a")), flush=True)
+    os._exit(0)
+os.wait()
+print(len(shelf.acquire("org/a")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, stand_in.address],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
+    )
+    assert done.stdout.split() == ["4", "4"]

@@ -266,7 +266,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_its_name(file: Path, tmp_path:
 
 @pytest.mark.parametrize(
     "argv",
-    [["--http", "127.0.0.1:9000"], ["--declare", "x.toml"], ["--preload", "acme/a"], ["--registry", "redis://h"]],
+    [["--http", "127.0.0.1:9000"], ["--registry", "redis://h"]],
 )
 def test_an_option_of_a_later_release_is_refused_and_not_ignored(argv: list[str]) -> None:
     message = refusal(*argv)

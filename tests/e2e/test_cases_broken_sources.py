@@ -71,7 +71,8 @@ def test_two_hundred_thousand_tiny_tensors_are_served(shared: Daemon, models: Pa
     """B20: big but legal; what the daemon keeps of it, beside the segment, is less than the file."""
     path = models / "m.safetensors"
     tensors: dict[str, Tensor] = {
-        f"model.layers.{i // 100}.experts.{i % 100}.weight": ("U8", (4,), i.to_bytes(4, "little")) for i in range(200_000)
+        f"model.layers.{i // 100}.experts.{i % 100}.weight": ("U8", (4,), i.to_bytes(4, "little"))
+        for i in range(200_000)
     }
     path.write_bytes(safetensors_bytes(tensors))
     with shared.connect() as shelf:

@@ -239,7 +239,7 @@ def test_nothing_is_looked_up_on_the_network_because_of_a_config(daemon: Daemon,
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.setblocking(False)
         where = f"http://127.0.0.1:{trap.getsockname()[1]}"
-        proxies = {name: where for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_ENDPOINT")}
+        proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_ENDPOINT"), where)
         proxies |= {name.lower(): value for name, value in proxies.items()}
         daemon.start(env=proxies)
         fields = ("_name_or_path", "base_model_name_or_path", "auto_map", "tokenizer_class", "model_id")

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from kit.models import write_model
 from kit.processes import Daemon, eventually, read_all
 from warmshelf import ArtifactState, errors

@@ -65,9 +65,10 @@ def test_right_bytes_pass(file: TensorsFile, inspected: Inspected) -> None:
 def test_wrong_bytes_are_refused_with_both_values(number: int, file: TensorsFile, inspected: Inspected) -> None:
     """B19: a flipped byte of the data."""
     check, view = views(file, inspected)[number]
+    assert isinstance(check, HashedTensor)
     wrong = bytearray(view)
     wrong[-1] ^= 0x10
-    prefix = check.prefix  # type: ignore[attr-defined]
+    prefix = check.prefix
     with pytest.raises(DigestMismatch) as crc32:
         check.check_crc32(memoryview(wrong))
     with pytest.raises(DigestMismatch) as sha256:

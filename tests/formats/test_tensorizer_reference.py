@@ -131,7 +131,7 @@ def test_of_every_dtype_the_library_reads_the_same() -> None:
     assert ours == read_theirs(content)
 
 
-class Tied(torch.nn.Module):  # type: ignore[misc]
+class Tied(torch.nn.Module):
     """Has a parameter and a buffer of its own, a persistent buffer below, and a weight that two modules share."""
 
     def __init__(self) -> None:

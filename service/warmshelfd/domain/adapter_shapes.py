@@ -101,7 +101,7 @@ def _group(group: Mapping[str, Any], module_names: Sequence[str]) -> list[Need]:
     raise ValueError("a group of the adapter's shapes is none")
 
 
-def _shape(value: object) -> tuple[int, ...] | None:
+def _shape(value: Any) -> tuple[int, ...] | None:
     match value:
         case None:
             return None

@@ -25,7 +25,9 @@ def refuse(features: Iterable[str], rank: int, *, rank_max: int = 0, honoured: C
     """
     if 0 < rank_max < rank:
         raise RankTooLarge(
-            f"the adapter has rank {rank}, the worker takes at most {rank_max}", adapter_rank_max=rank, rank_max=rank_max
+            f"the adapter has rank {rank}, the worker takes at most {rank_max}",
+            adapter_rank_max=rank,
+            rank_max=rank_max,
         )
     missing = sorted(one for one in features if honoured and not {one, one.partition(":")[0]} & {*honoured})
     if missing:

@@ -60,15 +60,15 @@ def check_against_base(adapter: AdapterShapes, base: Mapping[str, tuple[int, ...
     Raises:
         BaseMismatch: a shape differs, or the base has none of the adapter's modules.
     """
+    tied = _tied_shape(base)
     odd = {name for need in adapter.needs for name in _odd_names(need, base, adapter.fan_in_fan_out)}
     parents = _parents(base, odd)
-    tied = _tied_shape(base)
     absent: set[str] = set()
     grown: set[tuple[int, int]] = set()
     for need in adapter.needs:
-        held = base.get(need.tensor_name)
+        held = base.get(need.tensor_name, _tied_to(need, tied))
         if held is None:
-            if not (_is_inside(need, parents) or _is_tied(need, tied)):
+            if not _is_inside(need, parents):
                 absent.add(need.module)
         elif not (_fits(need, held, adapter.fan_in_fan_out) or _is_packed(need, base, parents)):
             grown.add(_grown(need, held))
@@ -79,9 +79,11 @@ def _result(
     adapter: AdapterShapes, absent: Collection[str], vocabulary: tuple[int, int] | None, base: _Base
 ) -> BaseResult:
     modules = adapter.module_names
+    if not modules:
+        return BaseResult(BaseCheck.UNCHECKED, (), ())
     matched = tuple(name for name in modules if name not in absent)
     unmatched = tuple(name for name in modules if name in absent)
-    if unmatched and not matched:
+    if not matched:
         raise _nothing_matches(unmatched, base)
     return BaseResult(BaseCheck.PARTIAL if unmatched else BaseCheck.MATCHED, matched, unmatched, vocabulary)
 
@@ -89,7 +91,7 @@ def _result(
 # --- one need ----------------------------------------------------------------
 
 
-def _fits(need: Need, held: _Shape, fan_in_fan_out: bool) -> bool:  # noqa: FBT001 - passed on as it is
+def _fits(need: Need, held: _Shape, fan_in_fan_out: bool) -> bool:
     if need.shape is None or _same(need.shape, held):
         return True
     return need.paired and fan_in_fan_out and len(held) == 2 and _same(need.shape, held[::-1])  # noqa: PLR2004
@@ -136,17 +138,17 @@ def _is_packed(need: Need, base: _Base, parents: Collection[str]) -> bool:
     return need.paired and (need.tensor_name in parents or f"{need.tensor_name}_scale_2" in base)
 
 
-def _is_tied(need: Need, tied: _Shape | None) -> bool:
-    """Say whether the need is for an output layer that is the input embedding by another name."""
+def _tied_to(need: Need, tied: _Shape | None) -> _Shape | None:
+    """Return the input embedding's shape, if the need is for an output layer that is tied to it."""
     if tied is None or need.leaf != "weight" or not _OUTPUT.match(_last_part(need.module)):
-        return False
-    return need.shape is None or _same(need.shape, tied) or (len(need.shape) == 2 and need.shape[1:] == tied[1:])  # noqa: PLR2004
+        return None
+    return tied if need.shape is None or need.shape[1:] == tied[1:] else None
 
 
 # --- the base's names --------------------------------------------------------
 
 
-def _odd_names(need: Need, base: _Base, fan_in_fan_out: bool) -> Iterator[str]:  # noqa: FBT001 - passed on as it is
+def _odd_names(need: Need, base: _Base, fan_in_fan_out: bool) -> Iterator[str]:
     """Yield what must be looked for among the parents of the base's names."""
     held = base.get(need.tensor_name)
     if held is None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from warmshelf.types import AdapterInspection, ArtifactKind
+from warmshelfd.domain.adapter_shapes import AdapterShapes
 from warmshelfd.domain.extents import TensorEntry
 
 
@@ -80,6 +81,7 @@ class Inspected:
         small_files: names of the files to keep byte for byte, sorted.
         index_files: names of the files that said which tensors there are and where.
         adapter: for adapters only; its number is given by the shelf.
+        adapter_shapes: for adapters only; what it needs of its base.
         checks: one for each entry, in their order, if the format has hashes; else none.
     """
 
@@ -90,6 +92,7 @@ class Inspected:
     small_files: tuple[str, ...] = ()
     index_files: tuple[str, ...] = ()
     adapter: AdapterInspection | None = None
+    adapter_shapes: AdapterShapes | None = None
     checks: Iterable[Check] = ()
 
     @property

@@ -1,0 +1,62 @@
+"""Whose turn it is: by priority, and among equals first come, first served. Event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from enum import IntEnum
+
+
+class Priority(IntEnum):
+    """How much a load is wanted; a smaller number goes first."""
+
+    DEMAND = 0
+    """A worker waits for a lease."""
+    PREFETCH = 1
+    """Somebody asked to load."""
+    PRELOAD = 2
+    """The daemon's own wish."""
+
+
+class Turns:
+    """A queue of which one at a time has its turn."""
+
+    def __init__(self) -> None:
+        self.taken = False
+        # Who waits, in the order in which they came. A priority may rise while its owner waits.
+        self._waiting: list[tuple[Callable[[], Priority], asyncio.Future[None]]] = []
+
+    def __repr__(self) -> str:
+        return f"<Turns {'taken' if self.taken else 'free'}, {len(self._waiting)} waiting>"
+
+    @asynccontextmanager
+    async def turn(self, priority: Callable[[], Priority]) -> AsyncIterator[None]:
+        """Wait for one's turn, and have it for as long as the context lasts."""
+        if self.taken:
+            await self._wait(priority)
+        self.taken = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, priority: Callable[[], Priority]) -> None:
+        place = (priority, asyncio.get_running_loop().create_future())
+        self._waiting.append(place)
+        try:
+            await place[1]
+        except asyncio.CancelledError:
+            if place in self._waiting:
+                self._waiting.remove(place)
+            else:  # it was given the turn and cannot take it
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Give the turn to the next, who has it from this moment on."""
+        self.taken = bool(self._waiting)
+        if self._waiting:
+            place = min(self._waiting, key=lambda place: place[0]())  # the first of the smallest
+            self._waiting.remove(place)
+            place[1].set_result(None)

@@ -1,0 +1,154 @@
+"""What the daemon does by itself: preload, declared artifacts, following sources.
+
+Each is a task on the event loop that never ends by an error: what fails is logged
+and tried again at its time. Nothing here is waited for by a caller, but for the
+registration of an ID that a pattern declares.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from warmshelf.errors import InvalidConfig, SpecMismatch, WarmshelfError
+from warmshelf.types import ArtifactState
+from warmshelfd.domain.declaration import NOTHING, Declaration, Declared, parse_declaration
+from warmshelfd.leasing import Leasing
+from warmshelfd.shelf import RegisterOptions, Shelf
+from warmshelfd.turns import Priority
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_log = logging.getLogger(__name__)
+
+_DECLARATION_BYTES_MAX = 16 << 20
+"""Longest declaration file: 100,000 artifacts with long names."""
+
+_LOOK_SECONDS = 2.0
+"""How often the declaration file is looked at; a mounted ConfigMap changes by a rename, which is seen too."""
+
+
+def read_declaration(path: str) -> Declaration:
+    """Return what a file declares.
+
+    Raises:
+        InvalidConfig: it cannot be read, or not be understood.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_DECLARATION_BYTES_MAX + 1)
+        if len(text) > _DECLARATION_BYTES_MAX:
+            raise InvalidConfig(f"declaration {path} is longer than {_DECLARATION_BYTES_MAX} bytes")
+        return parse_declaration(tomllib.loads(text.decode()))
+    except OSError as error:
+        raise InvalidConfig(f"declaration {path} cannot be read: {error.strerror}", path=path) from error
+    except ValueError as error:
+        raise InvalidConfig(f"declaration {path} is no TOML: {error}", path=path) from error
+
+
+class Upkeep:
+    """The daemon's own work. Runs on the event loop."""
+
+    def __init__(self, shelf: Shelf, leasing: Leasing, *, declare: str | None, follow_seconds: float) -> None:
+        self._shelf = shelf
+        self._leasing = leasing
+        self._path = declare
+        self._follow_seconds = follow_seconds
+        # What is in force: the last version of the file that could be understood, and how that file looked.
+        self._declaration = NOTHING
+        self._looked = _look(declare)
+        self.preloaded = False  # every artifact to preload has been tried
+        if declare is not None:
+            self._declaration = read_declaration(declare)
+
+    # --- declared artifacts -------------------------------------------------
+
+    async def declare_and_preload(self, preload: Sequence[str]) -> None:
+        """Register what is declared, preload, and go on whenever the file changes, for as long as the daemon runs."""
+        await self._apply(NOTHING)
+        await self._preload(preload)
+        while self._path is not None:
+            await asyncio.sleep(_LOOK_SECONDS)
+            looks = _look(self._path)
+            if looks != self._looked:
+                self._looked = looks
+                await self._reload(self._path)
+
+    async def _reload(self, path: str) -> None:
+        before = self._declaration
+        try:
+            self._declaration = await asyncio.to_thread(read_declaration, path)
+        except InvalidConfig as error:
+            _log.error("the declaration stays as it was: %s", error)
+            return
+        _log.info("declaration read again: %d artifacts", len(self._declaration.artifacts))
+        await self._apply(before)
+
+    async def _apply(self, before: Declaration) -> None:
+        """Register what is new or declared otherwise than before. What is declared no longer stays registered."""
+        for artifact_id, declared in self._declaration.artifacts.items():
+            if before.artifacts.get(artifact_id) != declared:
+                try:
+                    await self._register(artifact_id, declared)
+                except WarmshelfError as error:
+                    _log.warning("declared artifact %s: %s", artifact_id, error)
+
+    async def register_unknown(self, artifact_id: str) -> None:
+        """Register an ID that nobody knows, if a pattern declares it; errors as RegisterArtifact."""
+        declared = self._declaration.match(artifact_id)
+        if declared is not None and self._shelf.catalog.find(artifact_id) is None:
+            await self._register(artifact_id, declared)
+
+    async def _register(self, artifact_id: str, declared: Declared) -> None:
+        """Register as declared. Another spec than before replaces it; other bytes alone do not."""
+        options = RegisterOptions(keep_resident=declared.keep_resident, follow=declared.follow)
+        try:
+            await self._shelf.register(artifact_id, declared.spec, options)
+        except SpecMismatch:
+            options = dataclasses.replace(options, replace=True)
+            await self._shelf.register(artifact_id, declared.spec, options)
+
+    # --- preload ------------------------------------------------------------
+
+    async def _preload(self, artifact_ids: Sequence[str]) -> None:
+        """Make artifacts resident, one after another; one that cannot be is logged."""
+        for artifact_id in artifact_ids:
+            try:
+                await self.register_unknown(artifact_id)
+                async for _ in self._leasing.progress(artifact_id, None, Priority.PRELOAD):
+                    pass
+            except WarmshelfError as error:
+                _log.warning("preload of %s: %s", artifact_id, error)
+        self.preloaded = True
+
+    # --- follow -------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """Look at the sources of followed artifacts now and then, for as long as the daemon runs."""
+        while True:
+            await asyncio.sleep(self._follow_seconds)
+            for entry in [entry for entry in self._shelf.catalog if entry.follow]:
+                was_ready, generation = entry.state is ArtifactState.READY, entry.generation
+                try:
+                    await self._shelf.register(entry.artifact_id, entry.spec, RegisterOptions(follow=True))
+                    if was_ready and entry.generation != generation:  # who acquires next finds the new bytes there
+                        async for _ in self._leasing.progress(entry.artifact_id, None, Priority.PRELOAD):
+                            pass
+                except WarmshelfError as error:
+                    _log.warning("followed artifact %s: %s", entry.artifact_id, error)
+
+
+def _look(path: str | None) -> tuple[int, int, int] | None:
+    """Return how a file looks, to notice that it changed; None if it cannot be seen."""
+    try:
+        stat = os.stat(path) if path is not None else None
+    except OSError:
+        return None
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else None

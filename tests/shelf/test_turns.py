@@ -1,0 +1,75 @@
+"""Whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+
+from warmshelfd.turns import Priority, Turns
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_demand_goes_before_prefetch_before_preload_and_equals_in_their_order() -> None:
+    turns, order = Turns(), []
+    gate = asyncio.Event()
+
+    async def take(name: str, priority: Priority) -> None:
+        async with turns.turn(lambda: priority):
+            order.append(name)
+            await gate.wait()
+
+    first = asyncio.create_task(take("first", Priority.PRELOAD))
+    await _settle()
+    waiting = [("p1", Priority.PRELOAD), ("f1", Priority.PREFETCH), ("d1", Priority.DEMAND), ("d2", Priority.DEMAND)]
+    tasks = []
+    for name, priority in waiting:
+        tasks.append(asyncio.create_task(take(name, priority)))
+        await _settle()
+    gate.set()
+    await asyncio.gather(first, *tasks)
+    assert order == ["first", "d1", "d2", "f1", "p1"]
+    assert not turns.taken
+
+
+async def test_a_wish_that_becomes_a_demand_overtakes() -> None:
+    turns, order = Turns(), []
+    gate, wish = asyncio.Event(), [Priority.PRELOAD]
+
+    async def take(name: str, priority: list[Priority]) -> None:
+        async with turns.turn(lambda: priority[0]):
+            order.append(name)
+            await gate.wait()
+
+    tasks = [asyncio.create_task(take("first", [Priority.DEMAND]))]
+    await _settle()
+    for name, priority in (("prefetch", [Priority.PREFETCH]), ("wish", wish)):
+        tasks.append(asyncio.create_task(take(name, priority)))
+        await _settle()
+    wish[0] = Priority.DEMAND
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert order == ["first", "wish", "prefetch"]
+
+
+async def test_who_gives_up_waiting_or_dies_with_the_turn_in_hand_blocks_nobody() -> None:
+    turns = Turns()
+
+    async def hold(gate: asyncio.Event) -> None:
+        async with turns.turn(lambda: Priority.DEMAND):
+            await gate.wait()
+
+    never = asyncio.Event()
+    holder = asyncio.create_task(hold(never))
+    await _settle()
+    waiter, last = asyncio.create_task(hold(never)), asyncio.create_task(hold(never))
+    await _settle()
+    holder.cancel()
+    waiter.cancel()  # it may have the turn already, or not
+    await _settle()
+    assert repr(turns) == "<Turns taken, 0 waiting>"
+    last.cancel()
+    await asyncio.gather(holder, waiter, last, return_exceptions=True)
+    assert repr(turns) == "<Turns free, 0 waiting>"
