@@ -10,6 +10,7 @@ import sys
 from warmshelf.errors import InvalidConfig, WarmshelfError
 from warmshelfd.app import Daemon
 from warmshelfd.config import parse
+from warmshelfd.memory.allocator import tune_allocator
 from warmshelfd.memory.arena import Arena
 
 _log = logging.getLogger("warmshelfd")
@@ -18,6 +19,7 @@ _log = logging.getLogger("warmshelfd")
 def main() -> None:
     """Run the daemon; exit 0 when it was asked to stop, 1 if it cannot serve, 2 for wrong usage."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    tune_allocator()
     try:
         _run()
     except InvalidConfig as error:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import blake3
 
 from warmshelf.digest import combine
 from warmshelf.errors import DigestMismatch, LoadCancelled
 from warmshelf.layout import TensorSpec
-from warmshelfd.formats.base import Inspected
+from warmshelfd.domain.extents import TensorEntry
+from warmshelfd.formats.base import Check, Inspected
 from warmshelfd.sources.base import OpenSource
 
 _STEP_BYTES = 16 << 20
@@ -88,6 +90,46 @@ def file_digest(source: OpenSource, name: str, size: int, cancelled: Cancelled) 
         source.read_into(name, start, view)
         hasher.update(view)
     return "sha256:" + hasher.hexdigest()
+
+
+def by_crc32(check: Check, view: memoryview) -> None:
+    """Compare the CRC32, at memory speed."""
+    check.check_crc32(view)
+
+
+def by_sha256(check: Check, view: memoryview) -> None:
+    """Compare the SHA-256, several times slower than reading."""
+    check.check_sha256(view)
+
+
+def check_hashes(
+    inspected: Inspected,
+    tensors: Sequence[TensorSpec],
+    data: memoryview,
+    check: Callable[[Check, memoryview], None],
+    cancelled: Cancelled,
+    threads: int,
+) -> None:
+    """Compare the hashes that the source's format carries with the bytes in a segment, on several threads.
+
+    Does nothing for a format without hashes.
+
+    Raises:
+        DigestMismatch: a tensor has another hash than its file says; names it.
+        LoadCancelled: ``cancelled`` said so.
+    """
+    places = {spec.name: spec for spec in tensors}
+
+    def check_one(pair: tuple[TensorEntry, Check]) -> None:
+        if cancelled():
+            raise LoadCancelled("hashing was stopped")
+        spec = places[pair[0].name]
+        check(pair[1], data[spec.offset_bytes : spec.end_bytes])
+
+    pairs = zip(inspected.entries, inspected.checks, strict=False)  # a format without hashes has no checks
+    with ThreadPoolExecutor(threads, "verify") as pool:
+        for _ in pool.map(check_one, pairs):
+            pass
 
 
 def expect(expected: str, actual: str, what: str) -> None:

@@ -23,7 +23,7 @@ from warmshelf.errors import (
     SessionLost,
 )
 from warmshelf.types import Artifact, ArtifactState, LeaseInfo, LoadPhase, Progress, check_id
-from warmshelfd.digesting import content_digest
+from warmshelfd.digesting import Cancelled, by_sha256, check_hashes, content_digest
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.domain.leases import LeaseRecord
 from warmshelfd.inspecting import config_of
@@ -266,24 +266,35 @@ class Leasing:
     # --- digests ------------------------------------------------------------
 
     def start_hashing(self, entry: Entry) -> asyncio.Task[None] | None:
-        """Compute the digest of a resident artifact behind everything else, if it has none."""
-        if entry.digest or entry.state is not ArtifactState.READY:
+        """Behind everything else: compare the format's slow hashes and learn the digest, if not done yet."""
+        if entry.state is not ArtifactState.READY:
             return None
         shelved = self._shelf.residency.get(entry.segment_id)
+        if entry.digest and shelved.unverified is None:
+            return None
         if shelved.hashing is None or shelved.hashing.done():
             shelved.hashing = asyncio.get_running_loop().create_task(self._hash(entry, shelved))
             shelved.hashing.add_done_callback(log_failure)
         return shelved.hashing
 
     async def _hash(self, entry: Entry, shelved: Shelved) -> None:
-        segment = shelved.segment
-        small = {file.name: file.data for file in segment.manifest.small_files}
-        config = config_of(shelved.kind, small)
-        digest = await run_stoppable(
-            self._shelf.hash_threads,
-            lambda stopped: content_digest(segment.layout.tensors, segment.view, config, stopped),
-        )
-        if shelved.entries.get(entry.artifact_id) is entry:
+        segment, unverified = shelved.segment, shelved.unverified
+        config = config_of(shelved.kind, {file.name: file.data for file in segment.manifest.small_files})
+
+        def work(stopped: Cancelled) -> str:
+            tensors = segment.layout.tensors
+            if unverified is not None:
+                check_hashes(unverified, tensors, segment.view, by_sha256, stopped, threads=1)
+            return entry.digest or content_digest(tensors, segment.view, config, stopped)
+
+        try:
+            digest = await run_stoppable(self._shelf.hash_threads, work)
+        except DigestMismatch as error:
+            if shelved.entries.get(entry.artifact_id) is entry and entry.state is ArtifactState.READY:
+                self._shelf.withdraw(entry, error)
+            return
+        shelved.unverified = None
+        if shelved.entries.get(entry.artifact_id) is entry and not entry.digest:
             await self._shelf.learn_digest(entry, digest)
 
 

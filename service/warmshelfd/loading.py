@@ -20,7 +20,17 @@ from warmshelf.errors import ArenaFull, SourceChanged, SourceChangedDuringLoad, 
 from warmshelf.types import ArtifactKind, LoadPhase, Source
 from warmshelf.v1 import manifest_pb2
 from warmshelfd import __version__, failpoints
-from warmshelfd.digesting import Cancelled, content_digest, expect, file_digest, source_digest
+from warmshelfd.digesting import (
+    Cancelled,
+    by_crc32,
+    by_sha256,
+    check_hashes,
+    content_digest,
+    expect,
+    file_digest,
+    source_digest,
+)
+from warmshelfd.formats.base import Inspected
 from warmshelfd.inspecting import Examined, Sources, check_kind, config_of, outline_segment, read_small_files
 from warmshelfd.memory.segment import Segment, SegmentWriter
 from warmshelfd.registry.base import Registration, Registry
@@ -77,11 +87,16 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The bytes of an artifact. Shared ones count as being read until ``end_stream``."""
+    """The bytes of an artifact.
+
+    Shared ones count as being read until ``end_stream``. ``unverified`` has hashes of
+    the source's format that are still to be compared, if it has any.
+    """
 
     segment: Segment
     registration: Registration
     is_shared: bool = False
+    unverified: Inspected | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +198,7 @@ class Loader:
         failpoints.hit("load.read")
         load.enter(LoadPhase.VERIFY)
         config = config_of(job.kind, small)
-        digest = await self._run(job.kind, lambda cancelled: _verify(job, writer, config, must_hash, cancelled))
+        digest = await self._run(job.kind, lambda cancelled: self._verify(job, writer, config, must_hash, cancelled))
         failpoints.hit("load.verified")
         shared = await self._share(job, digest)
         if shared is not None:
@@ -195,7 +210,9 @@ class Loader:
         await self._registry.put(registration)  # before the name: a file with a name is always known
         failpoints.hit("load.recorded")
         load.enter(LoadPhase.PIN)
-        return Loaded(await run_to_the_end(self._threads[job.kind], writer.publish), registration)
+        segment = await run_to_the_end(self._threads[job.kind], writer.publish)
+        unverified = None if must_hash or not job.examined.inspected.checks else job.examined.inspected
+        return Loaded(segment, registration, unverified=unverified)
 
     async def _share(self, job: _Job, digest: str) -> Loaded | None:
         """Return the resident bytes with this digest, held against eviction, if there are any."""
@@ -220,6 +237,25 @@ class Loader:
         small = read_small_files(job.source, job.examined)
         writer.fill(read, threads=self._read_threads, cancelled=cancelled, progress=load.advance)
         return small
+
+    def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:
+        """Check the bytes that were read; return their digest, or "" if nobody needs it yet."""
+        known, expected, inspected = job.known, job.known.spec.source.expected_digest, job.examined.inspected
+        check_hashes(inspected, writer.tensors, writer.data, by_crc32, cancelled, self._read_threads)
+        digest = ""
+        if must_hash:  # else the format's slow hashes are compared after READY, as is the digest
+            check_hashes(inspected, writer.tensors, writer.data, by_sha256, cancelled, self._read_threads)
+            digest = content_digest(writer.tensors, writer.data, config, cancelled)
+        if expected.startswith("sha256:"):
+            _expect_file(job, cancelled)
+        elif expected:
+            expect(expected, digest, f"artifact {known.artifact_id!r}")
+        if job.source.fingerprint(inspected.all_names) != job.examined.fingerprint:
+            raise SourceChangedDuringLoad(
+                f"the source of {known.artifact_id!r} changed while it was read", artifact_id=known.artifact_id
+            )
+        _check_pinned(known, digest)
+        return digest
 
     async def _run(self, kind: ArtifactKind, function: Callable[[Cancelled], T]) -> T:
         return await run_stoppable(self._threads[kind], function)
@@ -249,18 +285,7 @@ def _must_hash(job: _Job) -> bool:
     return changed or bool(expected) or job.kind is ArtifactKind.ADAPTER
 
 
-def _verify(job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:
-    """Check the bytes that were read; return their digest, or "" if nobody needs it yet."""
-    known, expected = job.known, job.known.spec.source.expected_digest
-    digest = content_digest(writer.tensors, writer.data, config, cancelled) if must_hash else ""
-    if expected.startswith("sha256:"):
-        _expect_file(job, cancelled)
-    elif expected:
-        expect(expected, digest, f"artifact {known.artifact_id!r}")
-    if job.source.fingerprint(job.examined.inspected.all_names) != job.examined.fingerprint:
-        raise SourceChangedDuringLoad(
-            f"the source of {known.artifact_id!r} changed while it was read", artifact_id=known.artifact_id
-        )
+def _check_pinned(known: Registration, digest: str) -> None:
     if digest and known.digest and digest != known.digest and not known.follow:
         raise SourceChanged(
             f"the source of {known.artifact_id!r} holds other bytes than those it was pinned to",
@@ -268,7 +293,6 @@ def _verify(job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, ca
             expected=known.digest,
             actual=digest,
         )
-    return digest
 
 
 def _expect_file(job: _Job, cancelled: Cancelled) -> None:

@@ -8,6 +8,7 @@ from warmshelf.errors import UnsupportedFormat
 from warmshelfd.formats.base import Files, Format, FormatLimits, Inspected
 from warmshelfd.formats.pickled import PICKLED_SUFFIXES, SNIFF_BYTES, refuse_pickled
 from warmshelfd.formats.safetensors import SafetensorsFormat
+from warmshelfd.formats.tensorizer import TensorizerFormat
 
 
 class _AdapterFormat(Format):
@@ -22,7 +23,7 @@ class _AdapterFormat(Format):
         raise UnsupportedFormat("adapter_config.json marks a LoRA adapter, which this release does not read yet")
 
 
-FORMATS: Sequence[Format] = (_AdapterFormat(), SafetensorsFormat())
+FORMATS: Sequence[Format] = (_AdapterFormat(), SafetensorsFormat(), TensorizerFormat())
 """Every format, the first that matches decides."""
 
 FORMAT_NAMES = tuple(one.name for one in FORMATS if not isinstance(one, _AdapterFormat))
@@ -44,4 +45,4 @@ def detect(files: Files, limits: FormatLimits) -> Inspected:
     for name in sorted(names):
         if name.endswith(PICKLED_SUFFIXES) or len(names) == 1:
             refuse_pickled(name, files.read(name, 0, min(names[name], SNIFF_BYTES)))
-    raise UnsupportedFormat(f"none of the {len(names)} files ends in .safetensors", file_count=len(names))
+    raise UnsupportedFormat(f"none of the {len(names)} files ends in .safetensors or .tensors", file_count=len(names))

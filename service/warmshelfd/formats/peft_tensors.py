@@ -5,7 +5,7 @@ Knows names, shapes and the config; reads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from warmshelf.errors import MalformedArtifact
@@ -72,8 +72,8 @@ def inspect_tensors(file: str, shapes: Mapping[str, _Shape], config: Config) -> 
     for each in parsed.values():
         features.update(_name_features(each, features))
     pairs = _pairs(file, shapes, parsed)
-    _check_not_empty(file, shapes)
     rank_max = max((_rank(file, pair, config, features) for pair in pairs), default=0)
+    _check_not_empty(file, shapes)
     needs = [*_pair_needs(pairs, features), *_other_needs(shapes, parsed)]
     features.update(_pair_features(pairs))
     return AdapterTensors(
@@ -86,7 +86,7 @@ def inspect_tensors(file: str, shapes: Mapping[str, _Shape], config: Config) -> 
 # --- features ----------------------------------------------------------------
 
 
-def _name_features(parsed: Parsed, known: Iterable[str]) -> Iterator[str]:
+def _name_features(parsed: Parsed, known: Collection[str]) -> Iterator[str]:
     if parsed.part in _FEATURES:
         yield _FEATURES[parsed.part]
     elif parsed.part is Part.WHOLE and not (parsed.leaf == "bias" and "bias" in known):
@@ -132,7 +132,7 @@ def _pair(file: str, factors: Mapping[int, str], shapes: Mapping[str, _Shape], p
     return _Pair(some.module, some.part in (Part.EMBEDDING_A, Part.EMBEDDING_B), a, b)
 
 
-def _rank(file: str, pair: _Pair, config: Config, features: Iterable[str]) -> int:
+def _rank(file: str, pair: _Pair, config: Config, features: Collection[str]) -> int:
     """Return the rank of a pair whose shapes make one."""
     a, b = pair.a, pair.b
     if min(len(a), len(b)) < 2 or 0 in (*a, *b):  # noqa: PLR2004 - a matrix
@@ -160,8 +160,8 @@ def _check_not_empty(file: str, shapes: Mapping[str, _Shape]) -> None:
 # --- needs -------------------------------------------------------------------
 
 
-def _pair_needs(pairs: Iterable[_Pair], features: Iterable[str]) -> Iterator[Need]:
-    is_plain = not {"bdlora", "qalora"} & {*features}  # those keep one factor smaller than the base's weight
+def _pair_needs(pairs: Iterable[_Pair], features: Collection[str]) -> Iterator[Need]:
+    is_plain = not {"bdlora", "qalora"}.intersection(features)  # those keep one factor smaller than the base's weight
     for pair in pairs:
         shape = (pair.a[1], pair.b[0]) if pair.is_embedding else (pair.b[0], *pair.a[1:])
         yield Need(pair.module, "weight", shape if is_plain and not pair.is_stacked else None, paired=True)

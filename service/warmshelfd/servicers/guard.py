@@ -91,6 +91,9 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) 
         _log.error("bug in a call", exc_info=error)
         error = Internal(f"{type(error).__name__}; see the daemon's log")
     status = error_to_status(error)
+    # gRPC keeps what is raised from here until the garbage collector comes. What the frames
+    # of the failure hold, such as a whole header, must not wait for that.
+    error.__traceback__ = error.__context__ = error.__cause__ = None
     abort = context.abort(
         grpc.StatusCode[error.code.name], status.message, ((STATUS_METADATA_KEY, status.SerializeToString()),)
     )
