@@ -197,7 +197,7 @@ class Connection:
         self.lease: Any = lease_pb2_grpc.LeaseServiceStub(self._channel)
         self.transfer: Any = transfer_pb2_grpc.TransferServiceStub(self._channel)
         self.capabilities: Any = capabilities_pb2_grpc.CapabilitiesServiceStub(self._channel)
-        self.read_segment: Any = self._channel.unary_stream(  # chunks stay bytes: see _wire.parse_frame
+        self.read_segment: Any = self._channel.unary_stream(  # chunks stay bytes: see _frame.parse_frame
             "/warmshelf.v1.TransferService/ReadSegment",
             request_serializer=transfer_pb2.ReadSegmentRequest.SerializeToString,
             response_deserializer=None,

@@ -1,23 +1,19 @@
-"""Between protobuf and the types of warmshelf, both ways, for client and daemon.
+"""Between protobuf and the nouns of warmshelf, both ways, for client and daemon.
 
-Nouns (``X_to_proto`` and ``X_from_proto``), and chunks of a segment, whose message is
-written and read by hand because a protobuf object would copy the bytes. Errors are
-in ``_status``. Knows no gRPC: no channel, call or context.
+Errors are in ``_status``, chunks of a segment in ``_frame``. Knows no gRPC: no channel,
+call or context.
 """
 
 from __future__ import annotations
 
-import re
-import struct
 from dataclasses import fields
 from datetime import datetime, timezone
 from enum import Enum
 from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from warmshelf.errors import ChunkCorrupt, Internal
+from warmshelf.errors import Internal
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.types import (
     AdapterInspection,
@@ -28,6 +24,8 @@ from warmshelf.types import (
     BaseCheck,
     Capabilities,
     Capacity,
+    Change,
+    ChangeKind,
     Failure,
     Inspection,
     LeaseInfo,
@@ -35,7 +33,7 @@ from warmshelf.types import (
     Progress,
     Source,
 )
-from warmshelf.v1 import artifact_pb2, capabilities_pb2, catalog_pb2, lease_pb2, transfer_pb2
+from warmshelf.v1 import artifact_pb2, capabilities_pb2, catalog_pb2, lease_pb2
 
 _E = TypeVar("_E", bound=Enum)
 
@@ -235,6 +233,31 @@ def progress_from_proto(message: catalog_pb2.LoadArtifactResponse) -> Progress:
     )
 
 
+def change_from_proto(message: catalog_pb2.WatchArtifactsResponse) -> Change:
+    """Return the change."""
+    match message.WhichOneof("event"):
+        case "changed":
+            artifact = artifact_from_proto(message.changed)
+            return Change(message.sequence, ChangeKind.CHANGED, artifact, artifact.artifact_id)
+        case "removed_artifact_id":
+            return Change(message.sequence, ChangeKind.REMOVED, artifact_id=message.removed_artifact_id)
+        case "snapshot_complete":
+            return Change(message.sequence, ChangeKind.COMPLETE)
+    raise Internal("the other side sent a change that this side does not know")
+
+
+def change_to_proto(change: Change) -> catalog_pb2.WatchArtifactsResponse:
+    """Return the wire's form; STARTED_OVER, which only a client tells, has none but its sequence."""
+    message = catalog_pb2.WatchArtifactsResponse(sequence=change.sequence)
+    if change.artifact is not None:
+        message.changed.CopyFrom(artifact_to_proto(change.artifact))
+    elif change.kind is ChangeKind.REMOVED:
+        message.removed_artifact_id = change.artifact_id
+    elif change.kind is ChangeKind.COMPLETE:
+        message.snapshot_complete.SetInParent()
+    return message
+
+
 def lease_to_proto(lease: LeaseInfo) -> lease_pb2.Lease:
     """Return the wire's form."""
     return lease_pb2.Lease(
@@ -280,13 +303,16 @@ def layout_to_proto(layout: Layout) -> artifact_pb2.Layout:
 
 
 def layout_from_proto(message: artifact_pb2.Layout) -> Layout:
-    """Return the layout. Checks nothing: see ``warmshelf.layout.check_tensors``."""
+    """Return the layout. Checks nothing: see ``warmshelf.layout.check_tensors``.
+
+    Shapes are sliced: that copies one at once, where going through it takes twice as long.
+    """
     segments = tuple(
         SegmentSpec(part.segment_index, part.segment_id, part.size_bytes, part.content_size_bytes)
         for part in message.segments
     )
     tensors = tuple(
-        TensorSpec(part.name, part.dtype, tuple(part.shape), part.offset_bytes, part.size_bytes, part.segment_index)
+        TensorSpec(part.name, part.dtype, tuple(part.shape[:]), part.offset_bytes, part.size_bytes, part.segment_index)
         for part in message.tensors
     )
     return Layout(message.generation, segments, tensors)
@@ -326,62 +352,3 @@ def capabilities_from_proto(message: capabilities_pb2.GetCapabilitiesResponse) -
         source_schemes=tuple(message.source_schemes),
         format_names=tuple(message.format_names),
     )
-
-
-# --- chunks: ReadSegmentResponse by hand --------------------------------------
-
-_CRC = struct.Struct("<I")
-_FRAME = re.compile(
-    # offset_bytes, a varint below 2**63; crc32c, a fixed32; the tag and length of data
-    rb"(?:\x08([\x80-\xff]{0,8}[\x00-\x7f]))?(?:\x15(.{4}))?(?:\x7a([\x80-\xff]{0,4}[\x00-\x7f]))?",
-    re.DOTALL,
-)
-
-
-def frame_head(offset_bytes: int, crc32c: int, size: int) -> bytes:
-    """Return what precedes ``size`` bytes of data to make them a ReadSegmentResponse."""
-    offset = b"\x08" + _varint(offset_bytes) if offset_bytes else b""
-    return offset + b"\x15" + _CRC.pack(crc32c) + b"\x7a" + _varint(size)
-
-
-def parse_frame(message: bytes | memoryview) -> tuple[int, int, memoryview]:
-    """Return offset, CRC32C and data of a ReadSegmentResponse; the data are not copied.
-
-    That holds for the order in which ``frame_head`` writes; whatever else protobuf
-    allows goes through the generated class. The CRC is not checked here.
-
-    Raises:
-        ChunkCorrupt: the bytes are no such message.
-    """
-    match = _FRAME.match(message)
-    if match is not None:
-        offset, crc, size = match.groups()
-        end = match.end() + (_unvarint(size) if size else 0)
-        if end == len(message):
-            data = memoryview(message)[match.end() :]
-            return _unvarint(offset) if offset else 0, _CRC.unpack(crc)[0] if crc else 0, data
-    return _parse_any_frame(bytes(message))
-
-
-def _parse_any_frame(message: bytes) -> tuple[int, int, memoryview]:
-    try:
-        chunk = transfer_pb2.ReadSegmentResponse.FromString(message)
-    except DecodeError as error:
-        raise ChunkCorrupt(f"a message of {len(message)} bytes is no chunk", message_bytes=len(message)) from error
-    return chunk.offset_bytes, chunk.crc32c, memoryview(chunk.data)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >> 7:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _unvarint(text: bytes) -> int:
-    value = 0
-    for byte in reversed(text):
-        value = value << 7 | byte & 0x7F
-    return value

@@ -22,15 +22,27 @@ from warmshelf import _wire
 from warmshelf._channel import Address, Connection, Deadline, default_address, parse_address
 from warmshelf.digest import check_digest
 from warmshelf.errors import Internal, InvalidRequest, InvalidSpec, LeaseLost, SessionLost
+from warmshelf.export import check_target, write_directory
 from warmshelf.lease import Lease, grant
 from warmshelf.session import Link
-from warmshelf.types import Artifact, ArtifactKind, ArtifactSpec, Capabilities, LeaseInfo, Progress, Source, check_id
+from warmshelf.types import (
+    Artifact,
+    ArtifactKind,
+    ArtifactSpec,
+    Capabilities,
+    Capacity,
+    LeaseInfo,
+    Progress,
+    Source,
+    check_id,
+)
 from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2
+from warmshelf.watch import Feed, Stream, Watch
 
 ARENA_VARIABLE = "WARMSHELF_ARENA"
 CALL_TIMEOUT_SECONDS = 60.0
 LOAD_TIMEOUT_SECONDS = 3600.0
-"""Of a load without a timeout; a large base from a remote source takes 20 minutes."""
+"""Of a load, a verification or an export without a timeout; a large base from a remote source takes 20 minutes."""
 
 ACQUIRE_COUNT_MAX = 3
 """How often an acquire starts over because the daemon forgot the session or the lease."""
@@ -119,11 +131,7 @@ class Shelf:
             follow: accept other bytes at the source later, each as a new generation.
             keep: never evict it to make room.
         """
-        spec = ArtifactSpec(
-            Source(source_uri(source), revision or "", check_digest(digest) if digest else ""),
-            ArtifactKind.ADAPTER if base else ArtifactKind.UNKNOWN,
-            check_id(base) if base else "",
-        )
+        spec = spec_of(source_uri(source), base=base, digest=digest, revision=revision)
         request = catalog_pb2.RegisterArtifactRequest(
             artifact_id=check_id(artifact_id),
             spec=_wire.spec_to_proto(spec),
@@ -151,13 +159,23 @@ class Shelf:
         pages = self._pages(connection, connection.catalog.ListArtifacts, request)
         return [_wire.artifact_from_proto(message) for page in pages for message in page.artifacts]
 
-    def load(self, artifact_id: str, *, timeout: float | None = None) -> Iterator[Progress]:
+    def watch(self, after: int = 0) -> Watch:
+        """Return the changes of the catalog as they happen: an iterator that ends when it is closed.
+
+        From 0, everything that is known comes first, then a COMPLETE. ``after`` goes on
+        after a change that was told before. A broken connection or a restarted daemon does not
+        end it: see ``Watch``. It raises only if the daemon stays away for this shelf's timeout.
+        """
+        return Watch(self._feed, after)
+
+    def load(self, artifact_id: str, *, timeout: float | None = None, detach: bool = False) -> Iterator[Progress]:
         """Make an artifact resident, telling how far it is; the last progress has the artifact, READY.
 
         Nothing happens before the first item is asked for. Closing the iterator cancels
-        the load, unless somebody else waits for it.
+        the load, unless somebody else waits for it. With ``detach`` there is one item, with the
+        artifact as it is then; the load goes on by itself, until the timeout at most.
         """
-        request = catalog_pb2.LoadArtifactRequest(artifact_id=check_id(artifact_id))
+        request = catalog_pb2.LoadArtifactRequest(artifact_id=check_id(artifact_id), detach=detach)
         return self._progress(request, LOAD_TIMEOUT_SECONDS if timeout is None else timeout)
 
     def evict(self, artifact_id: str, *, drain: bool = False) -> Artifact:
@@ -177,6 +195,27 @@ class Shelf:
         connection = self._current().connection
         connection.unary(connection.catalog.RemoveArtifact, request, self._deadline())
 
+    def verify(self, artifact_id: str, *, timeout: float | None = None) -> int:
+        """Check every resident byte of an artifact, and return how many. Those found wrong are withdrawn."""
+        request = catalog_pb2.VerifyArtifactRequest(artifact_id=check_id(artifact_id))
+        connection = self._current().connection
+        deadline = Deadline(LOAD_TIMEOUT_SECONDS if timeout is None else timeout)
+        return int(connection.unary(connection.catalog.VerifyArtifact, request, deadline).checked_bytes)
+
+    def export(self, artifact_id: str, directory: str | os.PathLike[str], *, timeout: float | None = None) -> Artifact:
+        """Write an artifact as a directory of safetensors and its small files, bit for bit; return it as it was.
+
+        See ``warmshelf.export`` for what is in it. It appears whole or not at all.
+
+        Raises:
+            InvalidRequest: the directory exists and is not empty, or cannot be written.
+            UnsupportedDtype: safetensors has no such dtype; names tensor and dtype.
+        """
+        check_target(directory)
+        with self.acquire(artifact_id, timeout=LOAD_TIMEOUT_SECONDS if timeout is None else timeout) as lease:
+            write_directory(lease, directory)
+            return lease.artifact
+
     def leases(self, artifact_id: str | None = None) -> _Leases:
         """Return all live leases, oldest first, or those on one artifact."""
         request = lease_pb2.ListLeasesRequest(artifact_id=check_id(artifact_id) if artifact_id else "")
@@ -190,6 +229,13 @@ class Shelf:
         connection = self._current().connection
         answer = connection.unary(connection.capabilities.GetCapabilities, request, self._deadline())
         return _wire.capabilities_from_proto(answer)
+
+    def capacity(self, like: str | None = None) -> Capacity:
+        """Return what the arena holds, and how many more artifacts of the size of ``like`` fit."""
+        request = capabilities_pb2.GetCapacityRequest(like_artifact_id=check_id(like) if like else "")
+        connection = self._current().connection
+        answer = connection.unary(connection.capabilities.GetCapacity, request, self._deadline())
+        return _wire.capacity_from_proto(answer)
 
     # --- leases ---
 
@@ -280,6 +326,13 @@ class Shelf:
                 return
             request.page_token = page.next_page_token
 
+    def _feed(self, after: int) -> Feed:
+        """Wait for the daemon by a deadline, which the stream itself has not."""
+        connection = self._current().connection
+        request = capabilities_pb2.GetCapabilitiesRequest()
+        connection.unary(connection.capabilities.GetCapabilities, request, self._deadline())
+        return Stream(connection, after)
+
     def _progress(self, request: catalog_pb2.LoadArtifactRequest, timeout: float) -> Iterator[Progress]:
         connection = self._current().connection
         deadline = Deadline(timeout)
@@ -311,6 +364,15 @@ def source_uri(source: str | os.PathLike[str]) -> str:
     if not text:
         raise InvalidSpec("the source is empty")
     return text if _URI.match(text) else "file://" + quote(os.fsencode(os.path.abspath(text)))
+
+
+def spec_of(uri: str, *, base: str | None, digest: str | None, revision: str | None) -> ArtifactSpec:
+    """Return the spec that the arguments of ``register`` mean."""
+    return ArtifactSpec(
+        Source(uri, revision or "", check_digest(digest) if digest else ""),
+        ArtifactKind.ADAPTER if base else ArtifactKind.UNKNOWN,
+        check_id(base) if base else "",
+    )
 
 
 def _default_holder() -> str:

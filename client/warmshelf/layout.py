@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from warmshelf.dtypes import DTYPES, Dtype, size_bytes
 from warmshelf.errors import SegmentCorrupt
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """One named array and where its bytes lie.
+
+    A tuple, because a large model has 90,000 and a worker waits while they are made.
 
     Attributes:
         name: the name in the source.

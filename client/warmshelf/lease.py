@@ -10,10 +10,10 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from warmshelf._channel import Deadline
 from warmshelf._wire import artifact_from_proto, layout_from_proto, lease_from_proto
@@ -32,6 +32,21 @@ RELEASE_SECONDS = 5.0
 _CONFIG_NAMES = {ArtifactKind.ADAPTER: "adapter_config.json", ArtifactKind.BASE: "config.json"}
 
 
+class Claim(Protocol):
+    """What keeps a generation in memory."""
+
+    @property
+    def info(self) -> LeaseInfo:
+        """The lease as it was granted."""
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a newer generation has become READY, as far as this process was told."""
+
+    def release(self) -> None:
+        """Let go. Called once; never fails."""
+
+
 class Lease(Mapping[str, memoryview]):
     """A claim on one generation of an artifact, and its tensors by name.
 
@@ -47,32 +62,28 @@ class Lease(Mapping[str, memoryview]):
 
     def __init__(
         self,
-        link: Link,
-        session: Session,
-        info: LeaseInfo,
+        claim: Claim,
         artifact: Artifact,
         layout: Layout,
         image: SegmentImage,
-        fallback_reason: str,
+        fallback_reason: str = "",
     ) -> None:
         self.artifact = artifact
         self.transport = "streamed" if fallback_reason else "mapped"
         self.fallback_reason = fallback_reason
-        self._link = link
-        self._session = session
-        self._info = info
+        self._claim = claim
         self._granted_layout = layout
         self._kept_image: SegmentImage | None = image  # None once released; only ever set to that
 
     @property
     def generation(self) -> int:
         """Which content of the artifact this is."""
-        return self._info.generation
+        return self._claim.info.generation
 
     @property
     def superseded(self) -> bool:
         """Whether a newer generation has become READY, as far as this process was told."""
-        return self._info.lease_id in self._session.superseded
+        return self._claim.superseded
 
     @cached_property
     def layout(self) -> Layout:
@@ -118,7 +129,7 @@ class Lease(Mapping[str, memoryview]):
         """End the lease. Idempotent; never fails, also if the daemon has gone or was started anew."""
         image, self._kept_image = self._kept_image, None
         if image is not None:
-            _release(self._link, self._session, self._info)
+            self._claim.release()
 
     def __getitem__(self, name: str) -> memoryview:
         return self._image.tensor(name)
@@ -154,6 +165,29 @@ class Lease(Mapping[str, memoryview]):
         return self._kept_image
 
 
+@dataclass(frozen=True, slots=True)
+class _SessionClaim:
+    """A claim that hangs on a session."""
+
+    link: Link
+    session: Session
+    info: LeaseInfo
+
+    @property
+    def superseded(self) -> bool:
+        return self.info.lease_id in self.session.superseded
+
+    def release(self) -> None:
+        """Tell the daemon once, if it can still matter; whoever does not hear it sees the session end."""
+        if self.session.lost or self.link.pid != os.getpid():
+            return
+        deadline = Deadline(RELEASE_SECONDS)
+        request = lease_pb2.ReleaseLeaseRequest(session_id=self.session.session_id, lease_id=self.info.lease_id)
+        connection = self.link.connection
+        with contextlib.suppress(WarmshelfError):
+            connection.once(lambda: connection.lease.ReleaseLease(request, timeout=deadline.left()))
+
+
 def grant(
     link: Link, session: Session, answer: lease_pb2.AcquireLeaseResponse, arena: str, deadline: Deadline
 ) -> Lease:
@@ -169,13 +203,13 @@ def grant(
     Raises:
         WarmshelfError: the bytes could not be had; the lease has been given back.
     """
-    info = lease_from_proto(answer.lease)
+    claim = _SessionClaim(link, session, lease_from_proto(answer.lease))
     try:
         layout = layout_from_proto(answer.layout)
         image, fallback_reason = _bring(link, session, answer, _only_segment(layout), arena, deadline)
-        return Lease(link, session, info, artifact_from_proto(answer.artifact), layout, image, fallback_reason)
+        return Lease(claim, artifact_from_proto(answer.artifact), layout, image, fallback_reason)
     except BaseException:
-        _release(link, session, info)
+        claim.release()
         raise
 
 
@@ -225,13 +259,3 @@ def _only_segment(layout: Layout) -> SegmentSpec:
     if len(layout.segments) != 1:
         raise Internal(f"the daemon leased {len(layout.segments)} segments, this client takes one")
     return layout.segments[0]
-
-
-def _release(link: Link, session: Session, info: LeaseInfo) -> None:
-    """Tell the daemon once, if it can still matter; whoever does not hear it sees the session end."""
-    if session.lost or link.pid != os.getpid():
-        return
-    deadline = Deadline(RELEASE_SECONDS)
-    request = lease_pb2.ReleaseLeaseRequest(session_id=session.session_id, lease_id=info.lease_id)
-    with contextlib.suppress(WarmshelfError):
-        link.connection.once(lambda: link.connection.lease.ReleaseLease(request, timeout=deadline.left()))

@@ -15,7 +15,7 @@ import crc32c
 import grpc
 
 from warmshelf._channel import PAUSE_SECONDS, Connection, Deadline
-from warmshelf._wire import parse_frame
+from warmshelf._frame import parse_frame
 from warmshelf.errors import ChunkCorrupt, DaemonUnreachable, Internal, StreamStalled, TooManyStreams, WarmshelfError
 from warmshelf.layout import SegmentSpec
 from warmshelf.segment import HEADER_BYTES

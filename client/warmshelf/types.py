@@ -163,6 +163,35 @@ class Progress:
     artifact: Artifact | None = None
 
 
+class ChangeKind(Enum):
+    """What a change of a watch tells."""
+
+    CHANGED = "changed"
+    REMOVED = "removed"
+    COMPLETE = "complete"
+    STARTED_OVER = "started_over"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a watch tells of the artifacts known.
+
+    CHANGED: one is new or another than before. REMOVED: one is forgotten. COMPLETE: all that are
+    known have been told. STARTED_OVER: changes were missed; forget all that was told, it comes anew.
+
+    Attributes:
+        sequence: the number to go on after; 0 before a COMPLETE.
+        kind: what is told.
+        artifact: for CHANGED, as it was when it was told.
+        artifact_id: for CHANGED and REMOVED.
+    """
+
+    sequence: int
+    kind: ChangeKind
+    artifact: Artifact | None = None
+    artifact_id: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
     """A lease as listings show it. ``lease_id`` is empty there."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import sys
 
 from warmshelf.errors import InvalidConfig, WarmshelfError
 from warmshelfd.app import Daemon
 from warmshelfd.config import parse
+from warmshelfd.logs import set_up_log
 from warmshelfd.memory.allocator import tune_allocator
 from warmshelfd.memory.arena import Arena
 
@@ -18,7 +20,6 @@ _log = logging.getLogger("warmshelfd")
 
 def main() -> None:
     """Run the daemon; exit 0 when it was asked to stop, 1 if it cannot serve, 2 for wrong usage."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     tune_allocator()
     try:
         _run()
@@ -30,14 +31,24 @@ def main() -> None:
 
 def _run() -> None:
     settings, warnings = parse(sys.argv[1:], os.environ)
+    log = set_up_log(settings.log_format)
     for warning in warnings:
         _log.warning("%s", warning)
+    _allow_open_files()
     arena = Arena.open(settings.arena, settings.budget, settings.pin, settings.reserve_bytes)
     if settings.purge:
         print(f"removed {arena.purge()} segments from {arena.directory}")
         arena.close()
         return
-    asyncio.run(Daemon(settings, arena).serve())
+    daemon = Daemon(settings, arena)
+    log.on_lost = daemon.metrics.line_lost
+    asyncio.run(daemon.serve())
+
+
+def _allow_open_files() -> None:
+    """Allow as many open files as we may have: each resident segment takes two, each client one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _tell(error: WarmshelfError, status: int) -> int:

@@ -24,7 +24,9 @@ from warmshelfd.leasing import Leasing
 from warmshelfd.listening import Servers, Transport
 from warmshelfd.loading import Loader, LoadThreads, executor
 from warmshelfd.memory.arena import Arena
+from warmshelfd.metrics import Metrics
 from warmshelfd.observing import Observing
+from warmshelfd.operating import Operating
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency, log_failure
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
@@ -52,18 +54,20 @@ class Daemon:
     def __init__(self, settings: Settings, arena: Arena) -> None:
         self._settings = settings
         self._arena = arena
-        catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
-        leases = LeaseTable(
-            sessions_max=settings.sessions_max,
-            leases_max=settings.leases_max,
-            leases_per_session_max=settings.leases_per_session_max,
-        )
-        residency = Residency(
-            arena, catalog, leases, executor(8, "memory"), settings.adapter_floor_bytes(arena.budget_bytes)
-        )
-        registry = open_registry(settings.registry)
         opener = FileOpener(settings.allow_source)
         self._sources = Sources({opener.scheme: opener}, settings.format_limits())
+        self.metrics = _metrics(self._sources.schemes, arena)
+        catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
+        leases = _lease_table(settings)
+        residency = Residency(
+            arena,
+            catalog,
+            leases,
+            executor(8, "memory"),
+            settings.adapter_floor_bytes(arena.budget_bytes),
+            self.metrics,
+        )
+        registry = open_registry(settings.registry)
         threads = LoadThreads(
             bases=settings.load_threads,
             adapters=settings.adapter_load_threads,
@@ -79,6 +83,7 @@ class Daemon:
             sources=self._sources,
             loader=loader,
             on_ready=self._on_ready,
+            metrics=self.metrics,
         )
         self._leasing = Leasing(self._shelf)
         # Microseconds since 1970: above whatever number a daemon before this one gave.
@@ -88,15 +93,23 @@ class Daemon:
             self._shelf, self._leasing, declare=settings.declare, follow_seconds=settings.follow_seconds
         )
         self._leasing.register_unknown = self._upkeep.register_unknown
-        self._guard = Guard()
-        self._transfer = TransferServicer(self._shelf, self._leasing, _flight(settings), settings.stall_seconds)
+        self._guard = Guard(self.metrics)
+        self._transfer = TransferServicer(
+            self._shelf, self._leasing, _flight(settings), settings.stall_seconds, self.metrics
+        )
+        self._operating = Operating(settings.http, self.metrics, self._shelf, self._upkeep, settings.stuck_seconds)
         self._hurried = False  # a second signal came
 
     async def serve(self) -> None:
         """Start, say that we are ready, serve until a signal, drain, and stop."""
+        with self._operating.serving():
+            await self._serve()
+
+    async def _serve(self) -> None:
         await self._shelf.start()
         servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
         await servers.start()
+        self._operating.started = True
         stopped = self._on_signals()
         background = [
             asyncio.create_task(self._transfer.watch_stalls()),
@@ -152,6 +165,7 @@ class Daemon:
         return (
             f"warmshelfd {__version__} ready: address={','.join(addresses)} arena={arena.directory} "
             f"budget={arena.budget_bytes} page_size={arena.page_size_bytes} pinning={arena.pinning}"
+            + (f" http={self._operating.address}" if self._operating.address else "")
         )
 
     # --- background ---------------------------------------------------------
@@ -196,6 +210,22 @@ class Daemon:
             if self._guard.calls:
                 quiet_since = loop.time()
             await asyncio.sleep(0.05)
+
+
+def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:
+    metrics = Metrics(schemes)
+    metrics.describe(
+        __version__, pinning=arena.pinning, page_size_bytes=arena.page_size_bytes, budget_bytes=arena.budget_bytes
+    )
+    return metrics
+
+
+def _lease_table(settings: Settings) -> LeaseTable:
+    return LeaseTable(
+        sessions_max=settings.sessions_max,
+        leases_max=settings.leases_max,
+        leases_per_session_max=settings.leases_per_session_max,
+    )
 
 
 def _flight(settings: Settings) -> FlightBudget:

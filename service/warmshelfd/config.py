@@ -30,6 +30,7 @@ from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
 from warmshelf.types import check_id
 from warmshelfd import __version__
 from warmshelfd.formats.base import FormatLimits
+from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share, parse_size
 from warmshelfd.registry.open import sqlite_path
@@ -77,6 +78,12 @@ def _check_prefix(text: str) -> str:
     return text
 
 
+def _check_http(listen: Listen) -> Listen:
+    if listen.kind == "unix":
+        raise ValueError("it must be HOST:PORT")
+    return listen
+
+
 Address = Annotated[Listen, BeforeValidator(parse_listen)]
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 ChunkSize = Annotated[int, BeforeValidator(parse_size), AfterValidator(_check_chunk)]
@@ -111,6 +118,10 @@ class Settings(BaseSettings):
     """TOML file of artifacts to register, and patterns of IDs that may be; read again when it changes."""
     preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
     """IDs to make resident at start, in this order."""
+    http: Annotated[Address, AfterValidator(_check_http)] | None = None
+    """`HOST:PORT` of `/metrics` and of the probes `/startupz`, `/readyz` and `/livez`. Off by default."""
+    log_format: LogFormat = LogFormat.AUTO
+    """How the log's lines look: `json`, `text`, or `auto`, which is text on a terminal and else JSON."""
     purge: bool = False
     """Empty the arena and exit. Only on the command line."""
 
@@ -151,6 +162,9 @@ class Settings(BaseSettings):
     """How often a silent TCP peer is asked whether it is there; gRPC's own 2 h keep dead workers' leases."""
     keepalive_timeout_seconds: Seconds = 5.0
     """How long that peer may take to answer before its connection ends."""
+
+    stuck_seconds: Seconds = 10.0
+    """`/livez` fails once the event loop has not turned for so long, which is far above what any step on it takes."""
 
     # --- limits: loads ------------------------------------------------------
 
@@ -218,9 +232,7 @@ class Settings(BaseSettings):
 
 _PREFIX = "WARMSHELF_"
 _LISTS = frozenset({"listen", "allow_source", "preload"})
-_NOT_OFFERED = frozenset({"http"})
-"""Options of later releases: refused, since to ignore them would be to promise them."""
-_KNOWN = (frozenset(Settings.model_fields) | _NOT_OFFERED) - {"purge"}
+_KNOWN = frozenset(Settings.model_fields) - {"purge"}
 _NOT_OURS = frozenset({"config", "address", "daemon_uid", "failpoints"})
 """Variables that are read elsewhere: by ``parse``, by clients, by ``failpoints``."""
 _MAY_HOLD_SECRETS = frozenset({"registry"})
@@ -247,8 +259,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, li
     environment, warnings = _from_environment(environ)
     path = command_line.pop("config", _Given(environ.get(f"{_PREFIX}CONFIG", ""), "")).value
     given = {**_from_file(str(path)), **environment, **command_line}
-    for name in given.keys() & _NOT_OFFERED:
-        raise InvalidConfig(f"{given[name].origin}: not offered by this release", option=name)
     settings = _settings({**_defaults(environ, warnings), **given})
     if "allow_source" not in given and all(listen.kind == "unix" for listen in settings.listen):
         settings = settings.model_copy(update={"allow_source": _here()})
@@ -365,8 +375,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="TOML file with options and limits")
     for name, metavar in _COMMAND_LINE.items():
         many: dict[str, Any] = {"action": "extend", "nargs": "+"} if name in _LISTS else {}
-        field = Settings.model_fields.get(name)
-        text = (field.description if field else None) or "not offered by this release"
+        text = Settings.model_fields[name].description or ""
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text.replace("%", "%%"), **many)
     parser.add_argument("--purge", action="store_true", help="empty the arena and exit")
     return parser
@@ -375,6 +384,7 @@ def _parser() -> argparse.ArgumentParser:
 _COMMAND_LINE = {
     "listen": "ADDRESS",
     "http": "HOST:PORT",
+    "log_format": "FORMAT",
     "arena": "DIR",
     "budget": "SIZE",
     "adapter_floor": "SHARE",

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 
 from warmshelf.errors import DeadlineExceeded, Internal, LoadCancelled, WarmshelfError
 from warmshelf.types import ArtifactState, Failure
 from warmshelfd import failpoints
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.state import Event
-from warmshelfd.loading import Load, Loaded, Loader
+from warmshelfd.loading import Complete, Load, Loaded, Loader
+from warmshelfd.metrics import Metrics, Outcome
 from warmshelfd.records import remember, to_registration
 from warmshelfd.residency import Residency
 from warmshelfd.turns import Priority
@@ -28,16 +30,29 @@ class Flights:
     """The loads under way."""
 
     def __init__(
-        self, catalog: Catalog, residency: Residency, loader: Loader, on_ready: Callable[[Entry], None]
+        self,
+        catalog: Catalog,
+        residency: Residency,
+        loader: Loader,
+        complete: Complete,
+        on_ready: Callable[[Entry], None],
+        metrics: Metrics,
     ) -> None:
         self._catalog = catalog
         self._residency = residency
         self._loader = loader
+        self._complete = complete
         self._on_ready = on_ready
+        self._metrics = metrics
         # Event loop only: the load under way of each artifact that has one.
         self._loads: dict[str, Load] = {}
         # Loads that were stopped and have not ended yet, beside those above.
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def loads(self) -> Collection[Load]:
+        """The loads under way."""
+        return self._loads.values()
 
     def find(self, artifact_id: str) -> Load | None:
         """Return the artifact's load under way, if any."""
@@ -105,7 +120,9 @@ class Flights:
 
     async def _run(self, entry: Entry, load: Load) -> None:
         try:
-            loaded = await self._loader.run(to_registration(entry), load, lambda: self._begin(entry, load))
+            loaded = await self._loader.run(
+                to_registration(entry), load, lambda: self._begin(entry, load), self._complete
+            )
             failpoints.hit("load.ready")
             await self._land(entry, load, loaded)
         except asyncio.CancelledError:
@@ -119,6 +136,8 @@ class Flights:
             if self._loads.get(entry.artifact_id) is load:
                 del self._loads[entry.artifact_id]
             self._residency.notify()
+            uri = entry.spec.source.uri
+            self._metrics.load_ended(entry.kind, uri, _outcome(load.error), load.begun, time.monotonic())
 
     def _begin(self, entry: Entry, load: Load) -> None:
         """Space is reserved: the artifact is LOADING from now on."""
@@ -158,6 +177,12 @@ class Flights:
     def _current(self, entry: Entry, load: Load) -> bool:
         """Say whether this load is still the artifact's own."""
         return self._catalog.find(entry.artifact_id) is entry and self._loads.get(entry.artifact_id) is load
+
+
+def _outcome(error: Exception | None) -> Outcome:
+    if error is None:
+        return "ok"
+    return "cancelled" if isinstance(error, LoadCancelled) else "failed"
 
 
 def _too_slow(load: Load) -> DeadlineExceeded:

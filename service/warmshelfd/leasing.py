@@ -7,6 +7,7 @@ event loop. Knows no gRPC.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -21,13 +22,16 @@ from warmshelf.errors import (
     NotResident,
     SegmentCorrupt,
     SessionLost,
+    WarmshelfError,
 )
 from warmshelf.types import Artifact, ArtifactState, LeaseInfo, LoadPhase, Progress, check_id
 from warmshelfd.digesting import Cancelled, by_sha256, check_hashes, content_digest
+from warmshelfd.domain.adapters import refuse
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.domain.leases import LeaseRecord
 from warmshelfd.inspecting import config_of
 from warmshelfd.loading import Load
+from warmshelfd.matching import needs_check
 from warmshelfd.memory.segment import Segment
 from warmshelfd.records import to_artifact
 from warmshelfd.residency import Shelved, log_failure, run_stoppable
@@ -35,6 +39,8 @@ from warmshelfd.shelf import Shelf
 from warmshelfd.turns import Priority
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 0.1
 """Progress is told at most this often."""
@@ -64,6 +70,8 @@ class AcquireOptions:
 
     resident_only: bool = False
     expected_digest: str = ""
+    rank_max: int = 0
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,8 @@ class Leasing:
         self._shelf = shelf
         # Event loop only: what is still to be told on each open session's stream.
         self._notices: dict[str, asyncio.Queue[Notice]] = {}
+        # Event loop only: waits for the loads that go on without their callers.
+        self._detached: set[asyncio.Task[None]] = set()
         # Registers an ID that nobody knows, if something declares it.
         self.register_unknown: Callable[[str], Awaitable[None]] = _declare_nothing
 
@@ -142,6 +152,7 @@ class Leasing:
             for load in joined:
                 shelf.flights.leave(load)
         shelf.catalog.touch(entry, now)
+        shelf.metrics.acquired(entry.kind, hit=not joined)
         segment = shelf.residency.get(entry.segment_id).segment
         return Granted(to_lease(record, secret=True), to_artifact(entry), segment)
 
@@ -160,6 +171,7 @@ class Leasing:
         while True:
             entry = shelf.catalog.get(artifact_id)
             segment_id = entry.segment_id
+            _must_suit(entry, options)
             if entry.state is ArtifactState.READY:
                 good = await self._checked(entry, until) and await self._as_expected(entry, options, until)
                 if good and entry.state is ArtifactState.READY and entry.segment_id == segment_id:
@@ -169,6 +181,10 @@ class Leasing:
             elif entry.state is ArtifactState.EVICTING:
                 await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
             else:
+                if needs_check(entry):
+                    await _within(
+                        shelf.matching.check_base(entry), until, f"{artifact_id!r} is being compared with its base"
+                    )
                 joined.append(self._join(entry, Priority.DEMAND))
                 await shelf.flights.wait(joined[-1], until - time.monotonic())
 
@@ -234,11 +250,17 @@ class Leasing:
     # --- load ---------------------------------------------------------------
 
     async def progress(
-        self, artifact_id: str, timeout: float | None, priority: Priority = Priority.PREFETCH
+        self,
+        artifact_id: str,
+        timeout: float | None,
+        priority: Priority = Priority.PREFETCH,
+        *,
+        detach: bool = False,
     ) -> AsyncGenerator[Progress, None]:
         """Make an artifact resident and say how far it is, until it is READY.
 
-        Closing the iterator stops the load unless somebody else wants it.
+        Closing the iterator stops the load unless somebody else wants it. With ``detach`` it is
+        told once how far it is; the load goes on until it is done or the time is up.
         """
         shelf, until = self._shelf, _until(timeout)
         await self._known(artifact_id, until)
@@ -247,6 +269,10 @@ class Leasing:
             await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
         if entry.state is ArtifactState.READY:
             await shelf.notice_change(entry)
+        if entry.state is not ArtifactState.READY and detach:
+            load = self._detach(entry, until, priority)
+            yield Progress(load.phase, load.done_bytes, load.total_bytes, shelf.get(artifact_id))
+            return
         if entry.state is not ArtifactState.READY:
             async for step in self._watch(entry, until, priority):
                 yield step
@@ -260,6 +286,22 @@ class Leasing:
                 yield Progress(load.phase, load.done_bytes, load.total_bytes)
                 await asyncio.wait([load.task], timeout=min(_PROGRESS_SECONDS, max(until - time.monotonic(), 0)))
             await self._shelf.flights.wait(load, 0)
+        finally:
+            self._shelf.flights.leave(load)
+
+    def _detach(self, entry: Entry, until: float, priority: Priority) -> Load:
+        load = self._join(entry, priority)
+        task = asyncio.get_running_loop().create_task(self._stay(load, until))
+        self._detached.add(task)
+        task.add_done_callback(self._detached.discard)
+        return load
+
+    async def _stay(self, load: Load, until: float) -> None:
+        """Want a load in the place of a caller who has gone."""
+        try:
+            await self._shelf.flights.wait(load, until - time.monotonic())
+        except WarmshelfError as error:
+            _log.warning("detached load of %s: %s", load.artifact_id, error)
         finally:
             self._shelf.flights.leave(load)
 
@@ -299,6 +341,13 @@ class Leasing:
 
 
 # --- pure parts -------------------------------------------------------------
+
+
+def _must_suit(entry: Entry, options: AcquireOptions) -> None:
+    """Refuse an adapter that the worker could not serve, before a byte moves; errors as ``refuse``."""
+    adapter = entry.inspection.adapter if entry.inspection else None
+    if adapter is not None:
+        refuse(adapter.features, adapter.rank_max, rank_max=options.rank_max, honoured=options.features)
 
 
 async def _declare_nothing(_artifact_id: str) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -41,12 +42,16 @@ from warmshelfd.turns import Priority
 T = TypeVar("T")
 
 
+Complete = Callable[[Registration, Examined], Awaitable[Registration]]
+
+
 @dataclass
 class Load:
     """One load under way. Only the event loop touches it, but for ``done_bytes``.
 
     ``done_bytes`` is written by the thread that reads and only shown. ``room`` is why
     it waits for room, while it does. ``priority`` is the highest of those who want it.
+    ``begun`` says when each phase began, by the monotonic clock.
     """
 
     artifact_id: str
@@ -58,9 +63,11 @@ class Load:
     waiters: Waiters = field(default_factory=Waiters)
     task: asyncio.Task[None] | None = None
     error: Exception | None = None
+    begun: list[tuple[LoadPhase, float]] = field(default_factory=lambda: [(LoadPhase.INSPECT, time.monotonic())])
 
     def enter(self, phase: LoadPhase, total_bytes: int = 0) -> None:
         """Begin a phase."""
+        self.begun.append((phase, time.monotonic()))
         self.phase, self.done_bytes, self.total_bytes = phase, 0, total_bytes
 
     def advance(self, done_bytes: int) -> None:
@@ -74,11 +81,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is loaded: what was known of the artifact, and its source as it is now."""
+    """What is loaded: what was known of the artifact, its source as it is now, and what is known with that."""
 
     known: Registration
     source: OpenSource
     examined: Examined
+    found: Registration
 
     @property
     def kind(self) -> ArtifactKind:
@@ -145,9 +153,10 @@ class Loader:
 
         return await self._run(ArtifactKind.UNKNOWN, digest)
 
-    async def run(self, known: Registration, load: Load, reserved: Callable[[], None]) -> Loaded:
+    async def run(self, known: Registration, load: Load, reserved: Callable[[], None], complete: Complete) -> Loaded:
         """Load an artifact; return its bytes and what is to be remembered of it.
 
+        ``complete`` adds what an inspection found, where it found something new.
         ``reserved`` is called once space is promised. On every way out but success
         the space, the file and the source are given back. Content that is resident
         already, under whatever ID, is shared and not kept twice.
@@ -157,8 +166,9 @@ class Loader:
         try:
             await self._run(ArtifactKind.UNKNOWN, lambda _: opened.append(self._sources.open(known.spec.source)))
             examined = await self._run(ArtifactKind.UNKNOWN, lambda _: self._sources.examine(opened[0]))
-            job = _Job(known, opened[0], examined)
-            check_kind(known.spec, job.kind)
+            check_kind(known.spec, examined.inspected.kind)
+            is_new = known.inspection is None or known.fingerprint != examined.fingerprint
+            job = _Job(known, opened[0], examined, await complete(known, examined) if is_new else known)
             must_hash = _must_hash(job)
             if known.digest and known.fingerprint == examined.fingerprint:
                 shared = await self._share(job, known.digest)
@@ -312,9 +322,7 @@ def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int) -> R
     # A digest that nobody had time to learn cannot say that changed bytes are the same.
     other_bytes = bool(known.segment_id and digest) and digest != known.digest and (changed or bool(known.digest))
     return dataclasses.replace(
-        known,
-        kind=job.kind,
-        inspection=job.examined.inspection,
+        job.found,
         fingerprint=job.examined.fingerprint,
         generation=max(1, known.generation + other_bytes),
         digest=digest or known.digest,

@@ -6,6 +6,7 @@ Runs on the event loop; what blocks goes to threads. Knows no gRPC.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from warmshelfd.domain.catalog import Entry
 from warmshelfd.domain.changes import Changes
 from warmshelfd.inspecting import config_of
 from warmshelfd.memory.segment import Segment
+from warmshelfd.metrics import Stock
 from warmshelfd.records import to_artifact
 from warmshelfd.residency import run_stoppable
 from warmshelfd.shelf import Shelf
@@ -113,6 +115,28 @@ class Observing:
             fit_free_count=usage.free_bytes // size if size else 0,
             fit_evicting_count=(usage.free_bytes + evictable) // size if size else 0,
         )
+
+
+def stock(shelf: Shelf) -> Stock:
+    """Return what the daemon holds now."""
+    usage, held = shelf.residency.arena.usage(), shelf.residency.held_bytes()
+    segments, loads = shelf.residency.segments, shelf.flights.loads
+    waiting = sum(load.room is not None for load in loads)
+    return Stock(
+        artifacts={state: shelf.catalog.count(state) for state in ArtifactState},
+        segments=Counter(shelved.kind for shelved in segments),
+        held_bytes=held,
+        idle_bytes=max(usage.resident_bytes - held, 0),  # a segment leaves the arena's books a moment later than ours
+        reserved_bytes=usage.reserved_bytes,
+        unnamed_bytes=usage.unnamed_bytes,
+        free_bytes=usage.free_bytes,
+        unpinned_bytes=sum(shelved.segment.size_bytes for shelved in segments if not shelved.segment.pinned),
+        sessions=shelf.leases.session_count,
+        leases=len(shelf.leases),
+        loads_running=len(loads) - waiting,
+        loads_waiting=waiting,
+        callers_waiting=sum(load.waiters.count for load in loads),
+    )
 
 
 def _verify(entry: Entry, segment: Segment, cancelled: Cancelled) -> int:

@@ -13,6 +13,7 @@ _REMEMBERED = (
     "keep_resident",
     "follow",
     "inspection",
+    "adapter_shapes",
     "fingerprint",
     "generation",
     "digest",

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from warmshelf.errors import ArenaFull, LargerThanArena, SegmentCorrupt
+from warmshelf.layout import Layout
 from warmshelf.types import ArtifactKind
 from warmshelfd import failpoints
 from warmshelfd.domain.catalog import Catalog, Entry
@@ -25,6 +26,7 @@ from warmshelfd.domain.state import Event
 from warmshelfd.formats.base import Inspected
 from warmshelfd.memory.arena import Arena, Reservation
 from warmshelfd.memory.segment import Segment
+from warmshelfd.metrics import EvictReason, Metrics
 from warmshelfd.turns import Priority, Turns
 
 T = TypeVar("T")
@@ -71,8 +73,17 @@ class Shelved:
 class Residency:
     """The segments in memory."""
 
-    def __init__(self, arena: Arena, catalog: Catalog, leases: LeaseTable, threads: Executor, floor_bytes: int) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        catalog: Catalog,
+        leases: LeaseTable,
+        threads: Executor,
+        floor_bytes: int,
+        metrics: Metrics,
+    ) -> None:
         self.arena = arena
+        self._metrics = metrics
         self._catalog = catalog
         self._leases = leases
         self._threads = threads
@@ -93,6 +104,11 @@ class Residency:
     def share(self, segment_id: str, entry: Entry) -> None:
         """Let a segment be the bytes of one more artifact, whose content is the same."""
         self.get(segment_id).entries[entry.artifact_id] = entry
+
+    def find_layout(self, segment_id: str) -> Layout | None:
+        """Return where the tensors of a segment lie, if it is in memory."""
+        shelved = self._shelved.get(segment_id)
+        return shelved.segment.layout if shelved else None
 
     def find_content(self, digest: str, kind: ArtifactKind) -> str:
         """Return the segment that holds the content with this digest, or ""."""
@@ -146,13 +162,16 @@ class Residency:
         if self._turns[kind].taken:
             waiting(self._full(size, self.held_bytes(), ", and others wait before it"))
         async with self._turns[kind].turn(priority):
-            while True:
+            changed = self._changed
+            reservation = await self._try_reserve(size, kind, waiting)
+            if reservation is None:
+                self._metrics.room_missed(kind)
+            while reservation is None:
+                await _wait_briefly(changed)
                 changed = self._changed
                 reservation = await self._try_reserve(size, kind, waiting)
-                if reservation is not None:
-                    waiting(None)
-                    return reservation
-                await _wait_briefly(changed)
+            waiting(None)
+            return reservation
 
     async def _try_reserve(
         self, size: int, kind: ArtifactKind, waiting: Callable[[ArenaFull | None], None]
@@ -183,7 +202,7 @@ class Residency:
                 return False
             for artifact_id in list(shelved.entries):
                 self._catalog.apply(artifact_id, Event.EVICTED)
-            shelved.entries.clear()
+                self.forget_name(victim.segment_id, artifact_id, "placement")
             await self._let_go(victim.segment_id)
         return True
 
@@ -215,6 +234,11 @@ class Residency:
             or any(entry.keep_resident for entry in shelved.entries.values())
         )
 
+    @property
+    def segments(self) -> Collection[Shelved]:
+        """Every segment in memory."""
+        return self._shelved.values()
+
     def held_bytes(self) -> int:
         """Return how many bytes cannot be evicted now."""
         return sum(s.segment.size_bytes for s in self._shelved.values() if self._held(s))
@@ -234,15 +258,15 @@ class Residency:
 
     # --- letting go ---------------------------------------------------------
 
-    def forget_name(self, segment_id: str, artifact_id: str) -> None:
+    def forget_name(self, segment_id: str, artifact_id: str, reason: EvictReason) -> None:
         """Take an artifact's name from bytes; ``settle`` lets them go."""
         shelved = self._shelved.get(segment_id)
-        if shelved is not None:
-            shelved.entries.pop(artifact_id, None)
+        if shelved is not None and shelved.entries.pop(artifact_id, None) is not None:
+            self._metrics.evicted(shelved.kind, reason)
 
-    async def unname(self, segment_id: str, artifact_id: str) -> None:
+    async def unname(self, segment_id: str, artifact_id: str, reason: EvictReason) -> None:
         """Take an artifact's name from bytes; without a name they go at once, or with their last holder."""
-        self.forget_name(segment_id, artifact_id)
+        self.forget_name(segment_id, artifact_id, reason)
         await self._let_go(segment_id)
 
     async def _let_go(self, segment_id: str) -> None:

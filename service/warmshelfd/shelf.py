@@ -32,8 +32,10 @@ from warmshelfd.domain.state import Event
 from warmshelfd.flights import Flights
 from warmshelfd.inspecting import Examined, Sources, check_kind
 from warmshelfd.loading import Loader, executor
+from warmshelfd.matching import Matching
 from warmshelfd.memory.adoption import adopt
 from warmshelfd.memory.segment import Segment
+from warmshelfd.metrics import Metrics
 from warmshelfd.records import remember, to_artifact, to_entry, to_registration
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.residency import Residency, Waiters
@@ -64,15 +66,18 @@ class Shelf:
         sources: Sources,
         loader: Loader,
         on_ready: Callable[[Entry], None],
+        metrics: Metrics,
         clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.catalog = catalog
         self.leases = leases
         self.residency = residency
-        self.flights = Flights(catalog, residency, loader, on_ready)
+        self.matching = Matching(catalog, residency, loader, registry, self.withdraw)
+        self.flights = Flights(catalog, residency, loader, self.matching.complete, on_ready, metrics)
         self.draining = False
         self.hash_threads = executor(1, "hash")
         self.clock = clock
+        self.metrics = metrics
         self._registry = registry
         self._sources = sources
         self._loader = loader
@@ -96,7 +101,9 @@ class Shelf:
     def _adopted(self, entries: Sequence[Entry], outcome: Segment | WarmshelfError) -> None:
         if isinstance(outcome, WarmshelfError):
             _log.warning("segment of %s was not adopted: %s", entries[0].artifact_id, outcome)
+            self.metrics.adopted(outcome.reason)
             return
+        self.metrics.adopted()
         self.residency.add(outcome, entries[0], Waiters())
         for entry in entries:
             self.residency.share(outcome.segment_id, entry)
@@ -106,6 +113,7 @@ class Shelf:
     async def stop(self) -> None:
         """Stop loads and forget nothing: segments stay for the next start."""
         self.draining = True
+        await self.matching.close()
         await self.flights.close()
         await self.residency.close()
         await self._registry.close()
@@ -148,7 +156,7 @@ class Shelf:
             follow=options.follow,
         )
         if not options.defer_inspection:
-            registration = _with(registration, await self._inspect(spec))
+            registration = await self._complete(registration, await self._inspect(spec))
         failpoints.hit("register.inspected")
         entry = to_entry(registration)
         self.catalog.add(entry)
@@ -158,6 +166,7 @@ class Shelf:
             self.catalog.apply(artifact_id, Event.REMOVED)
             raise
         failpoints.hit("register.recorded")
+        self.matching.base_came(entry)
         return entry
 
     async def _inspect(self, spec: ArtifactSpec) -> Examined:
@@ -180,13 +189,24 @@ class Shelf:
         if examined is not None:
             changed = bool(known.fingerprint) and examined.fingerprint != known.fingerprint
             if conflict or (changed and (options.replace or not await self._is_same(wanted))):
-                await self._replace(entry, _next_generation(wanted, examined))
+                await self._replace(entry, await self._next_generation(wanted, examined))
                 return
-            wanted = _with(wanted, examined)
+            wanted = await self._complete(wanted, examined)
         if wanted != known:
             await self._registry.put(wanted)
             remember(entry, wanted)
             self.catalog.changed(entry)
+
+    async def _complete(self, known: Registration, examined: Examined) -> Registration:
+        """Return the registration with what an inspection found."""
+        found = await self.matching.complete(known, examined)
+        return dataclasses.replace(found, size_bytes=known.size_bytes or examined.size_bytes)
+
+    async def _next_generation(self, known: Registration, examined: Examined) -> Registration:
+        """Return the registration of new content: nothing of the old bytes is remembered."""
+        generation = known.generation + 1 if known.generation else 0
+        forgotten = dataclasses.replace(known, generation=generation, digest="", segment_id="", size_bytes=0)
+        return await self._complete(forgotten, examined)
 
     async def _look(self, spec: ArtifactSpec, *, must_exist: bool) -> Examined | None:
         """Inspect; a source that cannot be seen now is no change of it."""
@@ -227,7 +247,8 @@ class Shelf:
         remember(entry, registration)
         self.catalog.changed(entry)
         self.residency.notify()
-        await self.residency.unname(old, entry.artifact_id)
+        await self.residency.unname(old, entry.artifact_id, "replaced")
+        self.matching.base_came(entry)
 
     @asynccontextmanager
     async def _turn(self, artifact_id: str) -> AsyncIterator[None]:
@@ -270,7 +291,7 @@ class Shelf:
                 )
             self.catalog.apply(artifact_id, Event.DRAIN_STARTED if holders else Event.EVICTED)
             if not holders:
-                await self.residency.unname(entry.segment_id, artifact_id)
+                await self.residency.unname(entry.segment_id, artifact_id, "explicit")
         return to_artifact(entry)
 
     def _holders(self, entry: Entry) -> int:
@@ -283,7 +304,7 @@ class Shelf:
         drains = entry is not None and entry.segment_id == segment_id and entry.state is ArtifactState.EVICTING
         if entry is not None and drains and not self._holders(entry):
             self.catalog.apply(artifact_id, Event.DRAINED)
-            self.residency.forget_name(segment_id, artifact_id)
+            self.residency.forget_name(segment_id, artifact_id, "explicit")
         self.residency.settle(segment_id)
         self.residency.notify()
 
@@ -295,13 +316,13 @@ class Shelf:
         await self._registry.delete(artifact_id)
         failpoints.hit("remove.recorded")
         self.residency.notify()
-        await self.residency.unname(entry.segment_id, artifact_id)
+        await self.residency.unname(entry.segment_id, artifact_id, "removed")
 
     def withdraw(self, entry: Entry, error: WarmshelfError) -> None:
         """The resident bytes turned out to be wrong: they lose their name at once."""
         _log.error("withdrew %s: %s", entry.artifact_id, error)
         self.catalog.apply(entry.artifact_id, Event.WITHDRAWN, Failure(error.reason, error.message))
-        self.residency.forget_name(entry.segment_id, entry.artifact_id)
+        self.residency.forget_name(entry.segment_id, entry.artifact_id, "withdrawn")
         self.residency.settle(entry.segment_id)
         self.residency.notify()
 
@@ -317,7 +338,7 @@ class Shelf:
         self.catalog.changed(entry)
         await self._registry.put(to_registration(entry))
         if entry.segment_id != old_id:
-            await self.residency.unname(old_id, entry.artifact_id)
+            await self.residency.unname(old_id, entry.artifact_id, "duplicate")
 
     async def notice_change(self, entry: Entry) -> None:
         """Look at the source of a resident artifact; if it is followed and holds other bytes now, let the old ones go.
@@ -332,28 +353,4 @@ class Shelf:
             known = to_registration(entry)
             changed = examined is not None and bool(known.fingerprint) and examined.fingerprint != known.fingerprint
             if examined is not None and changed and not await self._is_same(known):
-                await self._replace(entry, _next_generation(known, examined))
-
-
-# --- pure parts -------------------------------------------------------------
-
-
-def _with(registration: Registration, examined: Examined) -> Registration:
-    return dataclasses.replace(
-        registration,
-        kind=examined.inspected.kind,
-        inspection=examined.inspection,
-        fingerprint=examined.fingerprint,
-        size_bytes=registration.size_bytes or examined.size_bytes,
-    )
-
-
-def _next_generation(wanted: Registration, examined: Examined) -> Registration:
-    """Return the registration of new content: nothing of the old bytes is remembered."""
-    return dataclasses.replace(
-        _with(wanted, examined),
-        generation=wanted.generation + 1 if wanted.generation else 0,
-        digest="",
-        segment_id="",
-        size_bytes=examined.size_bytes,
-    )
+                await self._replace(entry, await self._next_generation(known, examined))

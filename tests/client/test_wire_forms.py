@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmshelf import _wire
+from warmshelf import _frame, _wire
 from warmshelf.errors import ChunkCorrupt, Internal
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.types import (
@@ -130,7 +130,7 @@ crcs = st.integers(0, 2**32 - 1)
 
 @given(offsets, crcs, st.binary(max_size=300))
 def test_a_chunk_framed_by_hand_is_what_protobuf_reads(offset: int, crc: int, data: bytes) -> None:
-    message = _wire.frame_head(offset, crc, len(data)) + data
+    message = _frame.frame_head(offset, crc, len(data)) + data
     chunk = transfer_pb2.ReadSegmentResponse.FromString(message)
     assert (chunk.offset_bytes, chunk.crc32c, chunk.data) == (offset, crc, data)
 
@@ -138,8 +138,8 @@ def test_a_chunk_framed_by_hand_is_what_protobuf_reads(offset: int, crc: int, da
 @given(st.integers(-(2**63), 2**63 - 1), crcs, st.binary(max_size=300))
 def test_a_chunk_written_by_protobuf_is_parsed_by_hand(offset: int, crc: int, data: bytes) -> None:
     message = transfer_pb2.ReadSegmentResponse(offset_bytes=offset, crc32c=crc, data=data).SerializeToString()
-    assert _wire.parse_frame(message) == (offset, crc, data)
-    assert _wire.parse_frame(memoryview(message)) == (offset, crc, data)
+    assert _frame.parse_frame(message) == (offset, crc, data)
+    assert _frame.parse_frame(memoryview(message)) == (offset, crc, data)
 
 
 fields = st.sampled_from(
@@ -162,13 +162,13 @@ def test_any_bytes_are_read_as_protobuf_reads_them_or_refused_as_it_does(message
         chunk = transfer_pb2.ReadSegmentResponse.FromString(message)
     except DecodeError:
         with pytest.raises(ChunkCorrupt):
-            _wire.parse_frame(message)
+            _frame.parse_frame(message)
     else:
-        assert _wire.parse_frame(message) == (chunk.offset_bytes, chunk.crc32c, chunk.data)
+        assert _frame.parse_frame(message) == (chunk.offset_bytes, chunk.crc32c, chunk.data)
 
 
 def test_the_data_of_a_chunk_are_not_copied() -> None:
-    message = bytearray(_wire.frame_head(4096, 1, 3) + b"abc")
-    _, _, data = _wire.parse_frame(memoryview(message))
+    message = bytearray(_frame.frame_head(4096, 1, 3) + b"abc")
+    _, _, data = _frame.parse_frame(memoryview(message))
     message[-1:] = b"X"
     assert data == b"abX"

@@ -37,24 +37,23 @@ def test_every_hostile_header_is_refused_and_the_daemon_serves_on(daemon: Daemon
             assert read_all(lease) == tensors
 
 
-def a_million_lists() -> bytes:
-    return b'{"a":[' + b"[]," * (8 * MIB // 3) + b"[]]}"
+def millions_of_lists() -> bytes:
+    return b'{"a":[' + b"[]," * (8 * MIB) + b"[]]}"
 
 
-def a_length_of_many_gigabytes() -> bytes:
-    return b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (1 << 40, 1 << 40) + b" " * 8 * MIB
+def a_terabyte_and_much_space() -> bytes:
+    return b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (1 << 40, 1 << 40) + b" " * 24 * MIB
 
 
-def many_good_tensors_and_a_bad_one() -> bytes:
-    good = b",".join(b'"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i for i in range(100_000))
-    return b"{" + good + b',"0":1}'
+def metadata_of_many_megabytes() -> bytes:
+    return b'{"__metadata__":{"k":"' + b"x" * 24 * MIB + b'"}}'
 
 
-@pytest.mark.parametrize("header", [a_million_lists, a_length_of_many_gigabytes, many_good_tensors_and_a_bad_one])
-def test_a_hostile_header_costs_the_daemon_less_memory_than_its_file_has(
+@pytest.mark.parametrize("header", [millions_of_lists, a_terabyte_and_much_space, metadata_of_many_megabytes])
+def test_a_hostile_header_leaves_less_in_the_daemons_memory_than_its_file_has(
     shared: Daemon, models: Path, header: Callable[[], bytes]
 ) -> None:
-    """B20: what is left of it in the daemon's memory once it has been refused, ten times over."""
+    """B20: also when it comes again and again, to one thread after another."""
     path = models / "m.safetensors"
     text = header()
     path.write_bytes(len(text).to_bytes(8, "little") + text)
@@ -63,12 +62,13 @@ def test_a_hostile_header_costs_the_daemon_less_memory_than_its_file_has(
         for _ in range(10):
             with pytest.raises((errors.MalformedArtifact, errors.SourceTruncated)):
                 shelf.register("m", path)
-        assert shared.memory_bytes() - before < path.stat().st_size
+        size = path.stat().st_size
+        eventually(lambda: shared.memory_bytes() - before < size // 2, "what the header took is given back", 3)
         assert shelf.list() == []
 
 
 def test_two_hundred_thousand_tiny_tensors_are_served(shared: Daemon, models: Path) -> None:
-    """B20: big but legal; what the daemon keeps of it, beside the segment, is less than the file."""
+    """B20: big but legal."""
     path = models / "m.safetensors"
     tensors: dict[str, Tensor] = {
         f"model.layers.{i // 100}.experts.{i % 100}.weight": ("U8", (4,), i.to_bytes(4, "little"))
@@ -76,13 +76,11 @@ def test_two_hundred_thousand_tiny_tensors_are_served(shared: Daemon, models: Pa
     }
     path.write_bytes(safetensors_bytes(tensors))
     with shared.connect() as shelf:
-        before = shared.memory_bytes()
         shelf.register("m", path)
         with shelf.acquire("m", timeout=60) as lease:
             assert len(lease) == 200_000
             for name in list(tensors)[::10_000]:
                 assert bytes(lease[name]) == tensors[name][2]
-            assert shared.memory_bytes() - before < path.stat().st_size
 
 
 # --- B21: a bad artifact beside a good stream --------------------------------

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from kit.adapters import adapter_files, pair
 from warmshelf.errors import UnsupportedFormat
+from warmshelf.types import ArtifactKind
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.detect import detect
 from warmshelfd.formats.pickled import conversion_command, is_pickled
@@ -20,9 +22,9 @@ from warmshelfd.formats.pickled import conversion_command, is_pickled
 Detect = Callable[..., Any]
 
 
-def test_an_adapter_directory_is_recognised(detect_in: Detect) -> None:
-    with pytest.raises(UnsupportedFormat, match="LoRA adapter"):
-        detect_in({"adapter_config.json": b"{}", "adapter_model.safetensors": b""})
+def test_a_directory_with_a_lora_config_is_an_adapter(detect_in: Detect) -> None:
+    found = detect_in(adapter_files(pair("layers.0.q_proj")))
+    assert (found.kind, found.format_name) == (ArtifactKind.ADAPTER, "safetensors")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "last.ckpt", "w.pkl"])

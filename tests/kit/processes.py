@@ -77,6 +77,7 @@ class Daemon:
         readable, _, _ = select.select([self.process.stdout], [], [], READY_SECONDS)
         self.ready_line = self.process.stdout.readline() if readable else ""
         if " ready: " not in self.ready_line:
+            self.kill()
             pytest.fail(f"daemon is not ready: {self.ready_line!r}\n{self.log.read_text()}")
         match = re.search(r"127\.0\.0\.1:\d+", self.ready_line)
         assert match is not None
@@ -110,6 +111,16 @@ class Daemon:
     def segments(self) -> list[str]:
         return sorted(p.name for p in self.arena.iterdir() if re.fullmatch(r"[0-9a-f]{32}", p.name))
 
+    def arena_bytes(self) -> int:
+        """What the arena's files take, also those that have lost their name and that the daemon still has open."""
+        opened = [link for link in Path(f"/proc/{self.pid}/fd").iterdir() if _leads_below(link, self.arena)]
+        sizes: dict[int, int] = {}
+        for path in (*self.arena.iterdir(), *opened):
+            with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                status = path.stat()
+                sizes[status.st_ino] = status.st_blocks * 512
+        return sum(sizes.values())
+
     def leftovers(self) -> list[str]:
         """Everything in the arena but sealed segments and the lock."""
         return sorted(p.name for p in self.arena.iterdir() if p.name not in {*self.segments(), "arena.lock"})
@@ -119,6 +130,12 @@ class Daemon:
         assert self.leftovers() == []
         text = self.log.read_text() if self.log.exists() else ""
         assert "Traceback" not in text, text
+
+
+def _leads_below(link: Path, directory: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return str(link.readlink()).startswith(f"{directory}/")
+    return False
 
 
 def _of_proc(pid: int, file: str, key: str) -> int:

@@ -7,13 +7,10 @@ import gc
 import os
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import crc32c
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kit.arenas import (
     MANIFEST,
@@ -29,11 +26,9 @@ from kit.arenas import (
     tensors_in,
 )
 from warmshelf.errors import ArenaFull, Internal, LoadCancelled, SourceUnavailable
-from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
-from warmshelfd.domain.extents import Extent
+from warmshelf.segment import BLOCK_BYTES, Section
 from warmshelfd.memory.arena import Arena
 from warmshelfd.memory.filling import READ_BYTES, Filling
-from warmshelfd.memory.parts import blocks_in, extents_in, ranges, take_in_turn
 
 SHAPES = {
     "nothing": Files([]),
@@ -299,6 +294,16 @@ def test_a_file_system_without_room_for_one_more_file_is_arena_full(mount: Mount
     reservation.release()
 
 
+def test_a_part_is_left_when_another_thread_has_failed() -> None:
+    source = BrokenAfter(mib_files(2), 0)
+    plan = source.files.plan()
+    with memoryview(bytearray(plan.data_end)) as view:
+        data = Section(4096, plan.data_end - 4096)
+        filling = Filling(view, plan, data, lambda *_: None, source.read, lambda: False, lambda _: None)
+        filling.fill_part((0, plan.data_end), lambda: True)
+    assert source.failed == 0
+
+
 # --- misuse by our own code is loud -----------------------------------------
 
 
@@ -337,80 +342,3 @@ def test_data_before_sealing_are_read_only_and_at_the_layouts_offsets(arena: Are
         assert data.readonly
         assert {t.name: bytes(data[t.offset_bytes : t.end_bytes]) for t in writer.tensors} == files.tensors()
     writer.abort()
-
-
-# --- the arithmetic ---------------------------------------------------------
-
-
-@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 20))
-def test_ranges_are_whole_and_cut_at_multiples(start: int, end: int, step: int) -> None:
-    cut = list(ranges(start, end, step))
-    assert [i for a, b in cut for i in range(a, b)] == list(range(start, end))
-    assert all(b % step == 0 for _, b in cut[:-1])
-    assert all(0 < b - a <= step for a, b in cut)
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=8), st.integers(0, 70), st.integers(0, 70))
-def test_extents_are_cut_to_a_range_byte_for_byte(gaps: list[tuple[int, int]], start: int, end: int) -> None:
-    extents, at = [], 0
-    for index, (gap, size) in enumerate(gaps):
-        extents.append(Extent(index, 100 * index, at + gap, size))
-        at += gap + size
-    every = {e.segment_offset + i: (e.file_index, e.file_offset + i) for e in extents for i in range(e.size)}
-    found = {}
-    for e in extents_in(extents, start, end):
-        assert e.size > 0
-        found.update({e.segment_offset + i: (e.file_index, e.file_offset + i) for i in range(e.size)})
-    assert found == {place: byte for place, byte in every.items() if start <= place < end}
-
-
-@settings(max_examples=50)
-@given(st.integers(0, 3 * BLOCK_BYTES), st.integers(0, 4 * BLOCK_BYTES), st.integers(1, 3))
-def test_blocks_come_once_each_however_the_file_is_cut(offset: int, size: int, step: int) -> None:
-    data = Section(offset, size)
-    cut = [b for part in ranges(0, data.end, step * BLOCK_BYTES) for b in blocks_in(data, *part)]
-    assert cut == [(i, *block_range(data, i)) for i in range(block_count(data))]
-
-
-@pytest.mark.parametrize("threads", [1, 2, 8])
-def test_items_are_taken_in_turn_once_each(threads: int) -> None:
-    taken: list[int] = []
-    take_in_turn(range(100), lambda item, _: taken.append(item), threads)
-    assert sorted(taken) == list(range(100))
-
-
-def test_after_an_error_no_item_is_taken() -> None:
-    taken: list[int] = []
-
-    def fail(item: int, failed: Callable[[], bool]) -> None:
-        taken.append(item)
-        raise SourceUnavailable("gone")
-
-    with pytest.raises(SourceUnavailable):
-        take_in_turn([1, 2, 3], fail, 1)
-    assert taken == [1]
-
-
-def test_a_thread_is_told_that_another_has_failed() -> None:
-    both = threading.Barrier(2)
-    told: list[bool] = []
-
-    def work(item: int, failed: Callable[[], bool]) -> None:
-        both.wait()
-        if item == 0:
-            raise SourceUnavailable("gone")
-        told.append(any(failed() for _ in range(10_000_000)))
-
-    with pytest.raises(SourceUnavailable):
-        take_in_turn([0, 1], work, 2)
-    assert told == [True]
-
-
-def test_a_part_is_left_when_another_thread_has_failed() -> None:
-    source = BrokenAfter(mib_files(2), 0)
-    plan = source.files.plan()
-    with memoryview(bytearray(plan.data_end)) as view:
-        data = Section(4096, plan.data_end - 4096)
-        filling = Filling(view, plan, data, lambda *_: None, source.read, lambda: False, lambda _: None)
-        filling.fill_part((0, plan.data_end), lambda: True)
-    assert source.failed == 0

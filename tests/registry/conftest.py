@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
 from hypothesis import strategies as st
 
 from warmshelf.types import AdapterInspection, ArtifactKind, ArtifactSpec, BaseCheck, Inspection, Source
+from warmshelfd.domain.adapter_shapes import AdapterShapes, Need, adapter_shapes
 from warmshelfd.registry.base import Registration
 
 ID_FIRST = "abcXYZ019"
@@ -38,7 +40,25 @@ inspections = st.builds(
     tensor_bytes=counts,
     adapter=st.none() | adapters,
 )
-REGISTRATIONS = st.builds(
+needs = st.builds(
+    Need,
+    module=texts,
+    leaf=texts,
+    shape=st.none() | st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    paired=st.booleans(),
+)
+
+
+def _with_shapes(registration: Registration, shapes: AdapterShapes) -> Registration:
+    """Give an adapter's registration what it needs of its base; its modules are the same there."""
+    inspection = registration.inspection
+    if inspection is None or inspection.adapter is None:
+        return registration
+    adapter = replace(inspection.adapter, module_names=shapes.module_names)
+    return replace(registration, inspection=replace(inspection, adapter=adapter), adapter_shapes=shapes)
+
+
+PLAIN = st.builds(
     Registration,
     artifact_id=ids,
     spec=st.builds(
@@ -58,6 +78,9 @@ REGISTRATIONS = st.builds(
     segment_id=st.just("") | st.text("0123456789abcdef", min_size=32, max_size=32),
     size_bytes=counts,
 )
+REGISTRATIONS = PLAIN | st.builds(
+    _with_shapes, PLAIN, st.builds(adapter_shapes, st.lists(needs, max_size=4), fan_in_fan_out=st.booleans())
+)
 
 FULL = Registration(
     artifact_id="acme/support-lora@v2",
@@ -74,6 +97,10 @@ FULL = Registration(
         adapter=AdapterInspection(
             7, 16, ("q_proj", "v_proj"), ("dora",), BaseCheck.PARTIAL, ("k_proj",), b'\xef\xbb\xbf{"r":16}'
         ),
+    ),
+    adapter_shapes=adapter_shapes(
+        [Need("q_proj", "weight", (8, 8), paired=True), Need("v_proj", "weight", (4, 8), paired=True)],
+        fan_in_fan_out=True,
     ),
     fingerprint="size=1 mtime=2",
     generation=3,

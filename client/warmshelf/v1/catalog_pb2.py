@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from warmshelf.v1 import artifact_pb2 as warmshelf_dot_v1_dot_artifact__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awarmshelf/v1/catalog.proto\x12\x0cwarmshelf.v1\x1a\x1bwarmshelf/v1/artifact.proto\"\xaa\x01\n\x17RegisterArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.warmshelf.v1.ArtifactSpec\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x18\n\x10\x64\x65\x66\x65r_inspection\x18\x04 \x01(\x08\x12\x15\n\rkeep_resident\x18\x05 \x01(\x08\x12\x0e\n\x06\x66ollow\x18\x06 \x01(\x08\"D\n\x18RegisterArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\")\n\x12GetArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"?\n\x13GetArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\"\x81\x01\n\x14ListArtifactsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x18\n\x10\x62\x61se_artifact_id\x18\x03 \x01(\t\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x1a.warmshelf.v1.ArtifactView\"[\n\x15ListArtifactsResponse\x12)\n\tartifacts\x18\x01 \x03(\x0b\x32\x16.warmshelf.v1.Artifact\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x13LoadArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"\x91\x01\n\x14LoadArtifactResponse\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.warmshelf.v1.LoadPhase\x12\x12\n\ndone_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12(\n\x08\x61rtifact\x18\x04 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\":\n\x14\x45victArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\"A\n\x15\x45victArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\",\n\x15RemoveArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"\x18\n\x16RemoveArtifactResponse\",\n\x15VerifyArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"/\n\x16VerifyArtifactResponse\x12\x15\n\rchecked_bytes\x18\x01 \x01(\x03\"/\n\x15WatchArtifactsRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x03\"\xba\x01\n\x16WatchArtifactsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12)\n\x07\x63hanged\x18\x02 \x01(\x0b\x32\x16.warmshelf.v1.ArtifactH\x00\x12\x1d\n\x13removed_artifact_id\x18\x03 \x01(\tH\x00\x12;\n\x11snapshot_complete\x18\x04 \x01(\x0b\x32\x1e.warmshelf.v1.SnapshotCompleteH\x00\x42\x07\n\x05\x65vent\"\x12\n\x10SnapshotComplete*^\n\x0c\x41rtifactView\x12\x1d\n\x19\x41RTIFACT_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41RTIFACT_VIEW_BASIC\x10\x01\x12\x16\n\x12\x41RTIFACT_VIEW_FULL\x10\x02*\xac\x01\n\tLoadPhase\x12\x1a\n\x16LOAD_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOAD_PHASE_INSPECT\x10\x01\x12\x16\n\x12LOAD_PHASE_RESERVE\x10\x02\x12\x13\n\x0fLOAD_PHASE_READ\x10\x03\x12\x15\n\x11LOAD_PHASE_VERIFY\x10\x04\x12\x12\n\x0eLOAD_PHASE_PIN\x10\x05\x12\x13\n\x0fLOAD_PHASE_SEAL\x10\x06\x32\xed\x05\n\x0e\x43\x61talogService\x12\x61\n\x10RegisterArtifact\x12%.warmshelf.v1.RegisterArtifactRequest\x1a&.warmshelf.v1.RegisterArtifactResponse\x12R\n\x0bGetArtifact\x12 .warmshelf.v1.GetArtifactRequest\x1a!.warmshelf.v1.GetArtifactResponse\x12X\n\rListArtifacts\x12\".warmshelf.v1.ListArtifactsRequest\x1a#.warmshelf.v1.ListArtifactsResponse\x12W\n\x0cLoadArtifact\x12!.warmshelf.v1.LoadArtifactRequest\x1a\".warmshelf.v1.LoadArtifactResponse0\x01\x12X\n\rEvictArtifact\x12\".warmshelf.v1.EvictArtifactRequest\x1a#.warmshelf.v1.EvictArtifactResponse\x12[\n\x0eRemoveArtifact\x12#.warmshelf.v1.RemoveArtifactRequest\x1a$.warmshelf.v1.RemoveArtifactResponse\x12[\n\x0eVerifyArtifact\x12#.warmshelf.v1.VerifyArtifactRequest\x1a$.warmshelf.v1.VerifyArtifactResponse\x12]\n\x0eWatchArtifacts\x12#.warmshelf.v1.WatchArtifactsRequest\x1a$.warmshelf.v1.WatchArtifactsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awarmshelf/v1/catalog.proto\x12\x0cwarmshelf.v1\x1a\x1bwarmshelf/v1/artifact.proto\"\xaa\x01\n\x17RegisterArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.warmshelf.v1.ArtifactSpec\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x18\n\x10\x64\x65\x66\x65r_inspection\x18\x04 \x01(\x08\x12\x15\n\rkeep_resident\x18\x05 \x01(\x08\x12\x0e\n\x06\x66ollow\x18\x06 \x01(\x08\"D\n\x18RegisterArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\")\n\x12GetArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"?\n\x13GetArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\"\x81\x01\n\x14ListArtifactsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x18\n\x10\x62\x61se_artifact_id\x18\x03 \x01(\t\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x1a.warmshelf.v1.ArtifactView\"[\n\x15ListArtifactsResponse\x12)\n\tartifacts\x18\x01 \x03(\x0b\x32\x16.warmshelf.v1.Artifact\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\":\n\x13LoadArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tach\x18\x02 \x01(\x08\"\x91\x01\n\x14LoadArtifactResponse\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.warmshelf.v1.LoadPhase\x12\x12\n\ndone_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12(\n\x08\x61rtifact\x18\x04 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\":\n\x14\x45victArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\"A\n\x15\x45victArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\",\n\x15RemoveArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"\x18\n\x16RemoveArtifactResponse\",\n\x15VerifyArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"/\n\x16VerifyArtifactResponse\x12\x15\n\rchecked_bytes\x18\x01 \x01(\x03\"/\n\x15WatchArtifactsRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x03\"\xba\x01\n\x16WatchArtifactsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12)\n\x07\x63hanged\x18\x02 \x01(\x0b\x32\x16.warmshelf.v1.ArtifactH\x00\x12\x1d\n\x13removed_artifact_id\x18\x03 \x01(\tH\x00\x12;\n\x11snapshot_complete\x18\x04 \x01(\x0b\x32\x1e.warmshelf.v1.SnapshotCompleteH\x00\x42\x07\n\x05\x65vent\"\x12\n\x10SnapshotComplete*^\n\x0c\x41rtifactView\x12\x1d\n\x19\x41RTIFACT_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41RTIFACT_VIEW_BASIC\x10\x01\x12\x16\n\x12\x41RTIFACT_VIEW_FULL\x10\x02*\xac\x01\n\tLoadPhase\x12\x1a\n\x16LOAD_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOAD_PHASE_INSPECT\x10\x01\x12\x16\n\x12LOAD_PHASE_RESERVE\x10\x02\x12\x13\n\x0fLOAD_PHASE_READ\x10\x03\x12\x15\n\x11LOAD_PHASE_VERIFY\x10\x04\x12\x12\n\x0eLOAD_PHASE_PIN\x10\x05\x12\x13\n\x0fLOAD_PHASE_SEAL\x10\x06\x32\xed\x05\n\x0e\x43\x61talogService\x12\x61\n\x10RegisterArtifact\x12%.warmshelf.v1.RegisterArtifactRequest\x1a&.warmshelf.v1.RegisterArtifactResponse\x12R\n\x0bGetArtifact\x12 .warmshelf.v1.GetArtifactRequest\x1a!.warmshelf.v1.GetArtifactResponse\x12X\n\rListArtifacts\x12\".warmshelf.v1.ListArtifactsRequest\x1a#.warmshelf.v1.ListArtifactsResponse\x12W\n\x0cLoadArtifact\x12!.warmshelf.v1.LoadArtifactRequest\x1a\".warmshelf.v1.LoadArtifactResponse0\x01\x12X\n\rEvictArtifact\x12\".warmshelf.v1.EvictArtifactRequest\x1a#.warmshelf.v1.EvictArtifactResponse\x12[\n\x0eRemoveArtifact\x12#.warmshelf.v1.RemoveArtifactRequest\x1a$.warmshelf.v1.RemoveArtifactResponse\x12[\n\x0eVerifyArtifact\x12#.warmshelf.v1.VerifyArtifactRequest\x1a$.warmshelf.v1.VerifyArtifactResponse\x12]\n\x0eWatchArtifacts\x12#.warmshelf.v1.WatchArtifactsRequest\x1a$.warmshelf.v1.WatchArtifactsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'warmshelf.v1.catalog_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ARTIFACTVIEW']._serialized_start=1393
-  _globals['_ARTIFACTVIEW']._serialized_end=1487
-  _globals['_LOADPHASE']._serialized_start=1490
-  _globals['_LOADPHASE']._serialized_end=1662
+  _globals['_ARTIFACTVIEW']._serialized_start=1409
+  _globals['_ARTIFACTVIEW']._serialized_end=1503
+  _globals['_LOADPHASE']._serialized_start=1506
+  _globals['_LOADPHASE']._serialized_end=1678
   _globals['_REGISTERARTIFACTREQUEST']._serialized_start=74
   _globals['_REGISTERARTIFACTREQUEST']._serialized_end=244
   _globals['_REGISTERARTIFACTRESPONSE']._serialized_start=246
@@ -49,27 +49,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTARTIFACTSRESPONSE']._serialized_start=556
   _globals['_LISTARTIFACTSRESPONSE']._serialized_end=647
   _globals['_LOADARTIFACTREQUEST']._serialized_start=649
-  _globals['_LOADARTIFACTREQUEST']._serialized_end=691
-  _globals['_LOADARTIFACTRESPONSE']._serialized_start=694
-  _globals['_LOADARTIFACTRESPONSE']._serialized_end=839
-  _globals['_EVICTARTIFACTREQUEST']._serialized_start=841
-  _globals['_EVICTARTIFACTREQUEST']._serialized_end=899
-  _globals['_EVICTARTIFACTRESPONSE']._serialized_start=901
-  _globals['_EVICTARTIFACTRESPONSE']._serialized_end=966
-  _globals['_REMOVEARTIFACTREQUEST']._serialized_start=968
-  _globals['_REMOVEARTIFACTREQUEST']._serialized_end=1012
-  _globals['_REMOVEARTIFACTRESPONSE']._serialized_start=1014
-  _globals['_REMOVEARTIFACTRESPONSE']._serialized_end=1038
-  _globals['_VERIFYARTIFACTREQUEST']._serialized_start=1040
-  _globals['_VERIFYARTIFACTREQUEST']._serialized_end=1084
-  _globals['_VERIFYARTIFACTRESPONSE']._serialized_start=1086
-  _globals['_VERIFYARTIFACTRESPONSE']._serialized_end=1133
-  _globals['_WATCHARTIFACTSREQUEST']._serialized_start=1135
-  _globals['_WATCHARTIFACTSREQUEST']._serialized_end=1182
-  _globals['_WATCHARTIFACTSRESPONSE']._serialized_start=1185
-  _globals['_WATCHARTIFACTSRESPONSE']._serialized_end=1371
-  _globals['_SNAPSHOTCOMPLETE']._serialized_start=1373
-  _globals['_SNAPSHOTCOMPLETE']._serialized_end=1391
-  _globals['_CATALOGSERVICE']._serialized_start=1665
-  _globals['_CATALOGSERVICE']._serialized_end=2414
+  _globals['_LOADARTIFACTREQUEST']._serialized_end=707
+  _globals['_LOADARTIFACTRESPONSE']._serialized_start=710
+  _globals['_LOADARTIFACTRESPONSE']._serialized_end=855
+  _globals['_EVICTARTIFACTREQUEST']._serialized_start=857
+  _globals['_EVICTARTIFACTREQUEST']._serialized_end=915
+  _globals['_EVICTARTIFACTRESPONSE']._serialized_start=917
+  _globals['_EVICTARTIFACTRESPONSE']._serialized_end=982
+  _globals['_REMOVEARTIFACTREQUEST']._serialized_start=984
+  _globals['_REMOVEARTIFACTREQUEST']._serialized_end=1028
+  _globals['_REMOVEARTIFACTRESPONSE']._serialized_start=1030
+  _globals['_REMOVEARTIFACTRESPONSE']._serialized_end=1054
+  _globals['_VERIFYARTIFACTREQUEST']._serialized_start=1056
+  _globals['_VERIFYARTIFACTREQUEST']._serialized_end=1100
+  _globals['_VERIFYARTIFACTRESPONSE']._serialized_start=1102
+  _globals['_VERIFYARTIFACTRESPONSE']._serialized_end=1149
+  _globals['_WATCHARTIFACTSREQUEST']._serialized_start=1151
+  _globals['_WATCHARTIFACTSREQUEST']._serialized_end=1198
+  _globals['_WATCHARTIFACTSRESPONSE']._serialized_start=1201
+  _globals['_WATCHARTIFACTSRESPONSE']._serialized_end=1387
+  _globals['_SNAPSHOTCOMPLETE']._serialized_start=1389
+  _globals['_SNAPSHOTCOMPLETE']._serialized_end=1407
+  _globals['_CATALOGSERVICE']._serialized_start=1681
+  _globals['_CATALOGSERVICE']._serialized_end=2430
 # @@protoc_insertion_point(module_scope)

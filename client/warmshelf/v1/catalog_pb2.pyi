@@ -88,10 +88,12 @@ class ListArtifactsResponse(_message.Message):
     def __init__(self, artifacts: _Optional[_Iterable[_Union[_artifact_pb2.Artifact, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class LoadArtifactRequest(_message.Message):
-    __slots__ = ("artifact_id",)
+    __slots__ = ("artifact_id", "detach")
     ARTIFACT_ID_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
     artifact_id: str
-    def __init__(self, artifact_id: _Optional[str] = ...) -> None: ...
+    detach: bool
+    def __init__(self, artifact_id: _Optional[str] = ..., detach: bool = ...) -> None: ...
 
 class LoadArtifactResponse(_message.Message):
     __slots__ = ("phase", "done_bytes", "total_bytes", "artifact")

@@ -118,7 +118,8 @@ class CatalogServiceServicer(object):
 
     def LoadArtifact(self, request, context):
         """Makes the artifact resident and reports progress until it is. Cancelling
-        the call stops the load unless somebody else waits for it.
+        the call stops the load unless somebody else waits for it, or it was begun
+        with detach.
 
         Errors: as AcquireLease.
         """

@@ -15,7 +15,7 @@ _SHAPE_LENGTH_MAX = 16
 """Longest shape read back; those of tensors end at 8."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Need:
     """One tensor of the base that the adapter changes or replaces.
 
@@ -42,8 +42,8 @@ class AdapterShapes:
     """All that an adapter needs of its base.
 
     Attributes:
-        needs: sorted by module and leaf.
-        fan_in_fan_out: the base may store weights as (in, out).
+        needs: in one order, by module first.
+        fan_in_fan_out: the config says that the base stores weights as (in, out).
     """
 
     needs: tuple[Need, ...]
@@ -110,5 +110,5 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     raise ValueError("a shape of the adapter is none")
 
 
-def _order(need: Need) -> tuple[str, str, bool, tuple[int, ...]]:
-    return need.module, need.leaf, need.paired, need.shape or ()
+def _order(need: Need) -> tuple[str, str, bool, bool, tuple[int, ...]]:
+    return need.module, need.leaf, need.paired, need.shape is not None, need.shape or ()

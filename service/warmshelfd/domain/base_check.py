@@ -11,7 +11,7 @@ Knows names and shapes only: no dtype, no file, no registry.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -61,8 +61,7 @@ def check_against_base(adapter: AdapterShapes, base: Mapping[str, tuple[int, ...
         BaseMismatch: a shape differs, or the base has none of the adapter's modules.
     """
     tied = _tied_shape(base)
-    odd = {name for need in adapter.needs for name in _odd_names(need, base, adapter.fan_in_fan_out)}
-    parents = _parents(base, odd)
+    parents = _parents(base, {name for need in adapter.needs for name in (need.module, need.tensor_name)})
     absent: set[str] = set()
     grown: set[tuple[int, int]] = set()
     for need in adapter.needs:
@@ -70,7 +69,7 @@ def check_against_base(adapter: AdapterShapes, base: Mapping[str, tuple[int, ...
         if held is None:
             if not _is_inside(need, parents):
                 absent.add(need.module)
-        elif not (_fits(need, held, adapter.fan_in_fan_out) or _is_packed(need, base, parents)):
+        elif not (_fits(need, held, adapter, base) or _is_packed(need, base, parents)):
             grown.add(_grown(need, held))
     return _result(adapter, absent, max(grown, default=None), base)
 
@@ -91,10 +90,19 @@ def _result(
 # --- one need ----------------------------------------------------------------
 
 
-def _fits(need: Need, held: _Shape, fan_in_fan_out: bool) -> bool:
+def _fits(need: Need, held: _Shape, adapter: AdapterShapes, base: _Base) -> bool:
     if need.shape is None or _same(need.shape, held):
         return True
-    return need.paired and fan_in_fan_out and len(held) == 2 and _same(need.shape, held[::-1])  # noqa: PLR2004
+    return need.paired and _same(need.shape, held[::-1]) and _is_transposed(need, adapter, base)
+
+
+def _is_transposed(need: Need, adapter: AdapterShapes, base: _Base) -> bool:
+    """Say whether the base stores the weight as (in, out).
+
+    The adapter's config says so, or the bias shows it. Where a model has layers of
+    both kinds, the config knows only of the last that PEFT came to.
+    """
+    return adapter.fan_in_fan_out or base.get(f"{need.module}.bias") == (need.shape or ())[:1]
 
 
 def _same(shape: _Shape, held: _Shape) -> bool:
@@ -148,19 +156,10 @@ def _tied_to(need: Need, tied: _Shape | None) -> _Shape | None:
 # --- the base's names --------------------------------------------------------
 
 
-def _odd_names(need: Need, base: _Base, fan_in_fan_out: bool) -> Iterator[str]:
-    """Yield what must be looked for among the parents of the base's names."""
-    held = base.get(need.tensor_name)
-    if held is None:
-        yield need.module
-    elif not _fits(need, held, fan_in_fan_out):
-        yield need.tensor_name
-
-
 def _parents(base: _Base, wanted: Collection[str]) -> set[str]:
     """Return those of the wanted names that the base has something below."""
     found: set[str] = set()
-    for name in base if wanted else ():
+    for name in base:
         parent, dot, _ = name.rpartition(".")
         while dot and parent not in found:
             if parent in wanted:

@@ -17,6 +17,7 @@ from itertools import islice
 
 from warmshelf.errors import ArtifactNotFound, CatalogFull, Internal
 from warmshelf.types import ArtifactKind, ArtifactSpec, ArtifactState, Failure, Inspection
+from warmshelfd.domain.adapter_shapes import AdapterShapes
 from warmshelfd.domain.state import FIRST, GONE, Event, step
 
 RESIDENT = frozenset({ArtifactState.READY, ArtifactState.EVICTING})
@@ -38,6 +39,7 @@ class Entry:
         state: where it is in its life.
         generation: counts its contents; 0 before the first load.
         inspection: what the headers told; None while deferred.
+        adapter_shapes: what an adapter needs of its base; None for a base, and while deferred.
         fingerprint: how the source looked when its bytes were pinned; "" if never inspected.
         digest: of this generation; "" until known.
         size_bytes: of its segment's file; 0 if not known.
@@ -58,6 +60,7 @@ class Entry:
     state: ArtifactState = FIRST
     generation: int = 0
     inspection: Inspection | None = None
+    adapter_shapes: AdapterShapes | None = None
     fingerprint: str = ""
     digest: str = ""
     size_bytes: int = 0
@@ -132,6 +135,10 @@ class Catalog:
     def in_state(self, state: ArtifactState) -> tuple[Entry, ...]:
         """Return the entries in this state, in no order."""
         return tuple(self._in_state[state].values())
+
+    def count(self, state: ArtifactState) -> int:
+        """Return how many entries are in this state."""
+        return len(self._in_state[state])
 
     def add(self, entry: Entry) -> None:
         """Make an artifact known.

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from warmshelf.errors import UnsupportedFormat
 from warmshelfd.formats.base import Files, Format, FormatLimits, Inspected
+from warmshelfd.formats.peft import PeftFormat
 from warmshelfd.formats.pickled import PICKLED_SUFFIXES, SNIFF_BYTES, refuse_pickled
 from warmshelfd.formats.safetensors import SafetensorsFormat
 from warmshelfd.formats.tensorizer import TensorizerFormat
 
-
-class _AdapterFormat(Format):
-    """A LoRA adapter in PEFT's form, which this release only recognises."""
-
-    name = "peft"
-
-    def matches(self, files: Mapping[str, int]) -> bool:
-        return "adapter_config.json" in files
-
-    def inspect(self, files: Files, limits: FormatLimits) -> Inspected:  # noqa: ARG002
-        raise UnsupportedFormat("adapter_config.json marks a LoRA adapter, which this release does not read yet")
-
-
-FORMATS: Sequence[Format] = (_AdapterFormat(), SafetensorsFormat(), TensorizerFormat())
+FORMATS: Sequence[Format] = (PeftFormat(), SafetensorsFormat(), TensorizerFormat())
 """Every format, the first that matches decides."""
 
-FORMAT_NAMES = tuple(one.name for one in FORMATS if not isinstance(one, _AdapterFormat))
+FORMAT_NAMES = tuple(one.name for one in FORMATS)
 """Of the formats that can be loaded."""
 
 

@@ -14,7 +14,7 @@ MMAP_BYTES_MIN = 4 << 20
 """Blocks from this size on are mapped for themselves and leave with their last use: headers,
 small files. Above the largest chunk, which is to be reused."""
 
-KEPT_BYTES_MAX = 2 << 20
+KEPT_BYTES_MAX = 8 << 20
 """Most free memory at the end of a heap before it is given back: some chunks."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h

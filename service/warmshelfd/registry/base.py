@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection
+from warmshelfd.domain.adapter_shapes import AdapterShapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Registration:
         register_time: when, in UTC.
         keep_resident, follow: as registered.
         inspection: what the headers told; None while deferred.
+        adapter_shapes: what an adapter needs of its base; None for a base, and while deferred.
         fingerprint: how the source looked when its bytes were pinned; "" if never inspected.
         generation: 0 before the first load.
         digest: of this generation; "" until known.
@@ -34,6 +36,7 @@ class Registration:
     keep_resident: bool = False
     follow: bool = False
     inspection: Inspection | None = None
+    adapter_shapes: AdapterShapes | None = None
     fingerprint: str = ""
     generation: int = 0
     digest: str = ""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from warmshelf.errors import InvalidId, InvalidSpec
 from warmshelf.segment import is_segment_id
 from warmshelf.types import AdapterInspection, ArtifactKind, ArtifactSpec, BaseCheck, Inspection, Source, check_id
+from warmshelfd.domain.adapter_shapes import AdapterShapes, shapes_from_record, shapes_to_record
 from warmshelfd.registry.base import Registration
 
 RECORD_SCHEMA = 1
@@ -92,6 +93,7 @@ def _record(r: Registration) -> dict[str, object]:
         "keep_resident": r.keep_resident,
         "follow": r.follow,
         "inspection": None if r.inspection is None else _inspection_record(r.inspection),
+        "adapter_shapes": None if r.adapter_shapes is None else shapes_to_record(r.adapter_shapes),
         "fingerprint": r.fingerprint,
         "generation": r.generation,
         "digest": r.digest,
@@ -129,6 +131,7 @@ def _registration(fields: _Fields) -> Registration:
     if fields.number("schema") != RECORD_SCHEMA:
         raise BadRecord(f"is not of schema {RECORD_SCHEMA}")
     source = fields.object("source")
+    inspection = _inspection(fields)
     registration = Registration(
         artifact_id=_artifact_id(fields.text("artifact_id")),
         spec=ArtifactSpec(
@@ -140,7 +143,8 @@ def _registration(fields: _Fields) -> Registration:
         register_time=_utc(fields.text("register_time")),
         keep_resident=fields.flag("keep_resident"),
         follow=fields.flag("follow"),
-        inspection=_inspection(fields),
+        inspection=inspection,
+        adapter_shapes=_adapter_shapes(fields, inspection),
         fingerprint=fields.text("fingerprint"),
         generation=fields.number("generation"),
         digest=_digest(fields.text("digest")),
@@ -155,6 +159,16 @@ def _source(fields: _Fields) -> Source:
     source = Source(fields.text("uri"), fields.text("revision"), _digest(fields.text("expected_digest")))
     fields.end()
     return source
+
+
+def _adapter_shapes(record: _Fields, inspection: Inspection | None) -> AdapterShapes | None:
+    if record.is_null("adapter_shapes"):
+        return None
+    adapter = inspection.adapter if inspection else None
+    try:
+        return shapes_from_record(record.value("adapter_shapes"), adapter.module_names if adapter else ())
+    except ValueError as error:
+        raise BadRecord(str(error)) from None
 
 
 def _inspection(record: _Fields) -> Inspection | None:
@@ -229,6 +243,9 @@ class _Fields:
             del self._fields[key]
             return True
         return False
+
+    def value(self, key: str) -> object:
+        return self._take(key)
 
     def object(self, key: str) -> _Fields:
         return _Fields(key, self._take(key))

@@ -57,7 +57,7 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServiceServicer):
         self, request: catalog_pb2.LoadArtifactRequest, context: Any
     ) -> AsyncIterator[catalog_pb2.LoadArtifactResponse]:
         """Make an artifact resident and report progress."""
-        steps = self._leasing.progress(request.artifact_id, context.time_remaining())
+        steps = self._leasing.progress(request.artifact_id, context.time_remaining(), detach=request.detach)
         try:
             async for step in steps:
                 yield progress_to_proto(step)

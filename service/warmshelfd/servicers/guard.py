@@ -1,7 +1,11 @@
-"""The edge where errors become statuses. Wraps every call of the daemon's own services.
+"""The edge where errors become statuses, and where calls are counted and logged.
+
+Wraps every call of the daemon's own services.
 
 A typed error travels as its code and a ``google.rpc.ErrorInfo``; anything else is
-a bug, logged with its traceback and sent as INTERNAL without a word of it.
+a bug, logged with its traceback and sent as INTERNAL without a word of it. Of each
+call one line says how it ended; of its request that has the artifact's ID, and
+nothing that is a secret.
 """
 
 from __future__ import annotations
@@ -9,26 +13,49 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
+import structlog
 
 from warmshelf._status import STATUS_METADATA_KEY, error_to_status
-from warmshelf.errors import Internal, NotImplementedHere, StreamStalled, WarmshelfError
+from warmshelf.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    InvalidId,
+    NotImplementedHere,
+    StreamStalled,
+    WarmshelfError,
+)
+from warmshelf.types import check_id
+from warmshelfd.metrics import Metrics, Rpc
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
 _STALLED_ABORT_SECONDS = 1.0
 
+_LASTING = frozenset({"OpenSession", "WatchArtifacts"})
+"""Calls that last as long as the caller likes: a stopping daemon does not wait for them."""
+
+_LATE_SECONDS = 0.1
+"""A call that is cancelled so shortly before its deadline: the caller's clock ran out a little before ours."""
+
 _log = logging.getLogger(__name__)
+_call_log = structlog.stdlib.get_logger("warmshelfd.call")
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Maps errors of handlers, and counts the calls under way."""
+    """Maps errors of handlers, counts calls, and logs how each ended."""
 
-    def __init__(self) -> None:
-        self.calls = 0  # under way, but for sessions; event loop only
+    def __init__(self, metrics: Metrics) -> None:
+        self.calls = 0  # under way, but for lasting ones; event loop only
+        self._metrics = metrics
 
     async def intercept_service(
         self,
@@ -39,24 +66,29 @@ class Guard(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith("/warmshelf."):
             return handler
-        counted = 0 if handler_call_details.method.endswith("/OpenSession") else 1
+        rpc = _rpc(handler_call_details.method, handler)
+        counted = 0 if rpc.method in _LASTING else 1
         make: Any = (
             grpc.unary_stream_rpc_method_handler if handler.unary_stream else grpc.unary_unary_rpc_method_handler
         )
         call: Any = handler.unary_stream or handler.unary_unary
         # A stream that writes by itself is guarded like a unary call.
-        guarded = self._stream(call, counted) if inspect.isasyncgenfunction(call) else self._unary(call, counted)
+        wrap: Any = self._stream if inspect.isasyncgenfunction(call) else self._unary
+        guarded = wrap(call, rpc, counted)
         return make(  # type: ignore[no-any-return]
             guarded,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
-    def _unary(self, call: Callable[[Any, Any], Awaitable[Any]], counted: int) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    def _unary(
+        self, call: Callable[[Any, Any], Awaitable[Any]], rpc: Rpc, counted: int
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def guarded(request: Any, context: _Context) -> Any:
             self.calls += counted
             try:
-                return await call(request, context)
+                with self._observed(rpc, request, context):
+                    return await call(request, context)
             except Exception as error:  # noqa: BLE001 - this is the edge
                 await _abort(context, error)
             finally:
@@ -65,14 +97,15 @@ class Guard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _stream(
-        self, call: Callable[[Any, Any], AsyncIterator[Any]], counted: int
+        self, call: Callable[[Any, Any], AsyncIterator[Any]], rpc: Rpc, counted: int
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async def guarded(request: Any, context: _Context) -> AsyncIterator[Any]:
             self.calls += counted
             messages = call(request, context)
             try:
-                async for message in messages:
-                    yield message
+                with self._observed(rpc, request, context):
+                    async for message in messages:
+                        yield message
             except Exception as error:  # noqa: BLE001 - this is the edge
                 await _abort(context, error)
             finally:
@@ -81,15 +114,63 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return guarded
 
+    @contextmanager
+    def _observed(self, rpc: Rpc, request: Any, context: _Context) -> Iterator[None]:
+        """Count a call, and log how it ended."""
+        code, reason, start = "OK", "", time.monotonic()
+        self._metrics.call_started(rpc)
+        try:
+            yield
+        except BaseException as error:
+            typed = _typed(error, context)
+            code, reason = typed.code.value, typed.reason
+            raise
+        finally:
+            seconds = time.monotonic() - start
+            self._metrics.call_ended(rpc, code, seconds)
+            optional = {"reason": reason, "artifact_id": _artifact_id(request)}
+            _call_log.info(
+                "call",
+                method=f"{rpc.service}/{rpc.method}",
+                code=code,
+                duration_seconds=round(seconds, 6),
+                **{name: text for name, text in optional.items() if text},
+            )
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+
+def _rpc(path: str, handler: _Handler) -> Rpc:
+    """Return what a method is called in metrics."""
+    _, service, method = path.split("/")
+    return Rpc("server_stream" if handler.unary_stream else "unary", service, method)
+
+
+def _artifact_id(request: Any) -> str:
+    """Return the ID in a request, if it has one that is an ID; anything else might be made to mislead a reader."""
+    try:
+        return check_id(getattr(request, "artifact_id", ""))
+    except InvalidId:
+        return ""
+
+
+def _typed(error: BaseException, context: _Context) -> WarmshelfError:
+    """Return what a call's end is called."""
+    if isinstance(error, WarmshelfError):
+        return error
+    if isinstance(error, NotImplementedError):
+        return NotImplementedHere("this daemon does not offer the call")
+    if isinstance(error, Exception):
+        return Internal(f"{type(error).__name__}; see the daemon's log")
+    left_seconds = context.time_remaining()
+    late = left_seconds is not None and left_seconds < _LATE_SECONDS
+    return DeadlineExceeded("the deadline has passed") if late else Cancelled("the caller has gone")
+
+
+async def _abort(context: _Context, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if isinstance(error, NotImplementedError):
-        error = NotImplementedHere("this daemon does not offer the call")
-    elif not isinstance(error, WarmshelfError):
+    if not isinstance(error, (WarmshelfError, NotImplementedError)):
         _log.error("bug in a call", exc_info=error)
-        error = Internal(f"{type(error).__name__}; see the daemon's log")
+    error = _typed(error, context)
     status = error_to_status(error)
     # gRPC keeps what is raised from here until the garbage collector comes. What the frames
     # of the failure hold, such as a whole header, must not wait for that.

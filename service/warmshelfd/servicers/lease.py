@@ -46,7 +46,14 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         self, request: lease_pb2.AcquireLeaseRequest, context: Any
     ) -> lease_pb2.AcquireLeaseResponse:
         """Wait until the artifact is READY, and lease it."""
-        options = AcquireOptions(resident_only=request.resident_only, expected_digest=request.expected_digest)
+        if request.rank_max < 0:
+            raise InvalidRequest(f"rank_max is {request.rank_max}, it must not be negative", field="rank_max")
+        options = AcquireOptions(
+            resident_only=request.resident_only,
+            expected_digest=request.expected_digest,
+            rank_max=request.rank_max,
+            features=tuple(request.features),
+        )
         granted = await self._leasing.acquire(
             request.session_id, request.artifact_id, options, context.time_remaining()
         )

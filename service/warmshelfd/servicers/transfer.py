@@ -14,13 +14,14 @@ from typing import Any, cast
 import crc32c
 import grpc
 
-from warmshelf._wire import frame_head
+from warmshelf._frame import frame_head
 from warmshelf.errors import InvalidRequest, OffsetOutOfRange, SegmentNotFound, StreamStalled
 from warmshelf.segment import BLOCK_BYTES, block_range
 from warmshelf.v1 import artifact_pb2, transfer_pb2
 from warmshelfd import failpoints
 from warmshelfd.leasing import Leasing
 from warmshelfd.memory.segment import Segment
+from warmshelfd.metrics import Metrics
 from warmshelfd.servicers.flight import FlightBudget, next_end
 from warmshelfd.shelf import Shelf
 
@@ -35,8 +36,11 @@ _REASON_BYTES_MAX = 64
 class TransferServicer:
     """Moves bytes under a lease."""
 
-    def __init__(self, shelf: Shelf, leasing: Leasing, flight: FlightBudget, stall_seconds: float) -> None:
+    def __init__(
+        self, shelf: Shelf, leasing: Leasing, flight: FlightBudget, stall_seconds: float, metrics: Metrics
+    ) -> None:
         self._shelf = shelf
+        self._metrics = metrics
         self._leasing = leasing
         self._flight = flight
         self._stall_seconds = stall_seconds
@@ -68,7 +72,10 @@ class TransferServicer:
         if len(request.fallback_reason) > _REASON_BYTES_MAX:
             raise InvalidRequest("fallback_reason is too long", field="fallback_reason")
         self._flight.open_stream()
+        self._metrics.stream_opened()
         try:
+            if request.fallback_reason and request.offset_bytes == 0:
+                self._metrics.fell_back(request.fallback_reason)
             segment = self._shelf.residency.begin_stream(record.segment_id)
             try:
                 start, end = checked_range(request.offset_bytes, request.limit_bytes, segment.header.size_bytes)
@@ -77,6 +84,7 @@ class TransferServicer:
                 self._shelf.residency.end_stream(record.segment_id)
         finally:
             self._flight.close_stream()
+            self._metrics.stream_closed()
 
     async def _send(self, context: Any, segment: Segment, offset: int, end: int) -> None:
         task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -90,6 +98,7 @@ class TransferServicer:
                     await context.write(chunk(segment, offset, stop))
                 finally:
                     self._flight.give(size)
+                self._metrics.sent(stop - offset)
                 offset = stop
         except grpc.aio.InternalError:  # what gRPC raises where the reader has gone
             raise asyncio.CancelledError from None

@@ -1,0 +1,79 @@
+"""Cutting a segment into parts, and threads that take them in turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warmshelf.errors import SourceUnavailable
+from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
+from warmshelfd.domain.extents import Extent
+from warmshelfd.memory.parts import blocks_in, extents_in, ranges, take_in_turn
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 20))
+def test_ranges_are_whole_and_cut_at_multiples(start: int, end: int, step: int) -> None:
+    cut = list(ranges(start, end, step))
+    assert [i for a, b in cut for i in range(a, b)] == list(range(start, end))
+    assert all(b % step == 0 for _, b in cut[:-1])
+    assert all(0 < b - a <= step for a, b in cut)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=8), st.integers(0, 70), st.integers(0, 70))
+def test_extents_are_cut_to_a_range_byte_for_byte(gaps: list[tuple[int, int]], start: int, end: int) -> None:
+    extents, at = [], 0
+    for index, (gap, size) in enumerate(gaps):
+        extents.append(Extent(index, 100 * index, at + gap, size))
+        at += gap + size
+    every = {e.segment_offset + i: (e.file_index, e.file_offset + i) for e in extents for i in range(e.size)}
+    found = {}
+    for e in extents_in(extents, start, end):
+        assert e.size > 0
+        found.update({e.segment_offset + i: (e.file_index, e.file_offset + i) for i in range(e.size)})
+    assert found == {place: byte for place, byte in every.items() if start <= place < end}
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 3 * BLOCK_BYTES), st.integers(0, 4 * BLOCK_BYTES), st.integers(1, 3))
+def test_blocks_come_once_each_however_the_file_is_cut(offset: int, size: int, step: int) -> None:
+    data = Section(offset, size)
+    cut = [b for part in ranges(0, data.end, step * BLOCK_BYTES) for b in blocks_in(data, *part)]
+    assert cut == [(i, *block_range(data, i)) for i in range(block_count(data))]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_items_are_taken_in_turn_once_each(threads: int) -> None:
+    taken: list[int] = []
+    take_in_turn(range(100), lambda item, _: taken.append(item), threads)
+    assert sorted(taken) == list(range(100))
+
+
+def test_after_an_error_no_item_is_taken() -> None:
+    taken: list[int] = []
+
+    def fail(item: int, failed: Callable[[], bool]) -> None:
+        taken.append(item)
+        raise SourceUnavailable("gone")
+
+    with pytest.raises(SourceUnavailable):
+        take_in_turn([1, 2, 3], fail, 1)
+    assert taken == [1]
+
+
+def test_a_thread_is_told_that_another_has_failed() -> None:
+    both = threading.Barrier(2)
+    told: list[bool] = []
+
+    def work(item: int, failed: Callable[[], bool]) -> None:
+        both.wait()
+        if item == 0:
+            raise SourceUnavailable("gone")
+        told.append(any(failed() for _ in range(10_000_000)))
+
+    with pytest.raises(SourceUnavailable):
+        take_in_turn([0, 1], work, 2)
+    assert told == [True]
