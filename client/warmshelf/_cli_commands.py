@@ -11,7 +11,7 @@ from typing import Annotated, Optional
 import typer
 
 from warmshelf import _cli_render as render
-from warmshelf._wire import artifact_to_proto, lease_to_proto
+from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.client import Shelf, connect
 from warmshelf.errors import DaemonUnreachable, InvalidRequest, WarmshelfError
 from warmshelf.types import Artifact
@@ -116,6 +116,7 @@ def register(
 def load(
     context: typer.Context,
     artifact_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The artifacts' IDs.")],
+    detach: Annotated[bool, typer.Option("--detach", help="Begin the loads and do not wait for them.")] = False,
     address: Address = None,
     output: Output = None,
 ) -> None:
@@ -125,7 +126,7 @@ def load(
     with _daemon(context, address) as shelf:
         for artifact_id in artifact_ids:
             try:
-                loaded.append(render.watch_load(artifact_id, shelf.load(artifact_id)))
+                loaded.append(render.watch_load(artifact_id, shelf.load(artifact_id, detach=detach)))
             except DaemonUnreachable:
                 raise
             except WarmshelfError as error:
@@ -159,6 +160,18 @@ def show(context: typer.Context, artifact_id: Id, address: Address = None, outpu
 
 
 @app.command()
+def watch(
+    context: typer.Context,
+    after: Annotated[int, typer.Option(min=0, metavar="N", help="Go on after this number; 0: all first.")] = 0,
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Print changes as they happen, until it is interrupted."""
+    with _daemon(context, address) as shelf, contextlib.suppress(KeyboardInterrupt), shelf.watch(after) as changes:
+        render.changes(changes, _output(context, output))
+
+
+@app.command()
 def leases(
     context: typer.Context,
     artifact_id: Annotated[str, typer.Argument(metavar="[ID]", help="Only those on this artifact.")] = "",
@@ -172,6 +185,50 @@ def leases(
             render.message(lease_pb2.ListLeasesResponse(leases=map(lease_to_proto, found)))
         else:
             render.leases(found)
+
+
+@app.command()
+def capacity(
+    context: typer.Context,
+    like: Annotated[str, typer.Option(metavar="ID", help="Say how many more of this one's size fit.")] = "",
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Show what the arena holds, and how much more fits."""
+    with _daemon(context, address) as shelf:
+        found = shelf.capacity(like)
+        if _output(context, output) is render.Output.JSON:
+            render.message(capacity_to_proto(found))
+        else:
+            render.capacity(found, like)
+
+
+@app.command()
+def verify(context: typer.Context, artifact_id: Id, address: Address = None, output: Output = None) -> None:
+    """Check every resident byte of an artifact."""
+    with _daemon(context, address) as shelf:
+        checked = shelf.verify(artifact_id)
+        if _output(context, output) is render.Output.JSON:
+            render.message(catalog_pb2.VerifyArtifactResponse(checked_bytes=checked))
+        else:
+            typer.echo(f"verified {artifact_id}: {checked} bytes")
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    artifact_id: Id,
+    out: Annotated[str, typer.Option(metavar="DIR", help="Must not exist, or be empty.")],
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Write an artifact as a directory of safetensors, bit for bit."""
+    with _daemon(context, address) as shelf:
+        artifact = shelf.export(artifact_id, out)
+        if _output(context, output) is render.Output.JSON:
+            render.message(artifact_to_proto(artifact))
+        else:
+            typer.echo(f"exported {artifact_id}, generation {artifact.generation}, to {out}")
 
 
 @app.command()

@@ -6,21 +6,33 @@ standard error. Knows no daemon and no argument.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from enum import Enum
 from typing import TextIO
 
-from google.protobuf.json_format import MessageToJson
+from google.protobuf.json_format import MessageToDict, MessageToJson
 from google.protobuf.message import Message
 from rich import progress
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from warmshelf._wire import change_to_proto
 from warmshelf.errors import Internal, WarmshelfError
-from warmshelf.types import AdapterInspection, Artifact, Inspection, LeaseInfo, Progress
+from warmshelf.types import (
+    AdapterInspection,
+    Artifact,
+    Capacity,
+    Change,
+    ChangeKind,
+    Inspection,
+    LeaseInfo,
+    Progress,
+)
 
 _PIPE_WIDTH = 100_000
 """Columns where nobody looks: a table in a pipe or file is never cut or wrapped."""
@@ -71,14 +83,28 @@ def leases(found: Iterable[LeaseInfo]) -> None:
     _print_table(("ID", "GENERATION", "HOLDER", "SINCE"), rows)
 
 
+def capacity(found: Capacity, like_id: str) -> None:
+    """Print what the arena holds, and how many more artifacts fit if one was asked about."""
+    rows = [
+        (name.removesuffix("_bytes"), f"{size(value)} ({value} bytes)")
+        for name, value in asdict(found).items()
+        if name.endswith("_bytes")
+    ]
+    if like_id:
+        rows.append((f"more like {like_id}", f"{found.fit_free_count}, and {found.fit_evicting_count} with evictions"))
+    _print_facts(rows)
+
+
+def changes(found: Iterable[Change], output: Output) -> None:
+    """Print one line for each change as it comes."""
+    line = _change_json if output is Output.JSON else _change_line
+    for change in found:
+        print(line(change), flush=True)
+
+
 def whole_artifact(artifact: Artifact) -> None:
     """Print all that is known of one artifact."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _facts(artifact):
-        table.add_row(_text(name), _text(value))
-    _console(sys.stdout).print(table)
+    _print_facts(_facts(artifact))
 
 
 def watch_load(artifact_id: str, steps: Iterator[Progress]) -> Artifact:
@@ -160,6 +186,33 @@ def _adapter_facts(adapter: AdapterInspection) -> Iterator[_Row]:
     if adapter.unmatched_module_names:
         yield "not in base", ", ".join(adapter.unmatched_module_names)
     yield "config", adapter.config_json.decode("utf-8", "replace")
+
+
+def _change_json(change: Change) -> str:
+    row = MessageToDict(
+        change_to_proto(change), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    if change.kind is ChangeKind.STARTED_OVER:
+        row["started_over"] = {}
+    return json.dumps(row)
+
+
+def _change_line(change: Change) -> str:
+    """Return a line of fixed columns: a table would have to wait for its last row."""
+    artifact = change.artifact
+    state = artifact.state.value if artifact else ""
+    generation = str(artifact.generation) if artifact else ""
+    line = f"{change.sequence:<16}  {change.kind.value:<12}  {state:<10}  {generation:<10}  {change.artifact_id}"
+    return _shown(line.rstrip())
+
+
+def _print_facts(facts: Iterable[_Row]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(_text(name), _text(value))
+    _console(sys.stdout).print(table)
 
 
 def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -182,7 +182,7 @@ for line in sys.stdin:
         with shelf.acquire("a", timeout=20) as lease:
             tags = {bytes(lease[name][:8]) for name in lease} | {bytes(lease[name][-16:-8]) for name in lease}
         print(len({int.from_bytes(t, "little") // 1000 for t in tags}), flush=True)
-    except warmshelf.errors.ArtifactNotFound:
+    except (warmshelf.errors.ArtifactNotFound, warmshelf.errors.LoadCancelled):
         print("gone", flush=True)
 """
 

@@ -24,7 +24,7 @@ Detect = Callable[..., Any]
 
 def test_a_directory_with_a_lora_config_is_an_adapter(detect_in: Detect) -> None:
     found = detect_in(adapter_files(pair("layers.0.q_proj")))
-    assert (found.kind, found.format_name) == (ArtifactKind.ADAPTER, "safetensors")
+    assert (found.kind, found.format_name) == (ArtifactKind.ADAPTER, "peft")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "last.ckpt", "w.pkl"])
