@@ -188,8 +188,12 @@ class Connection:
         global _first_pid  # noqa: PLW0603 - a fact about the process, not about this object
         _first_pid = _first_pid or os.getpid()
         self.address = address
-        self._forked = _first_pid != os.getpid()
-        self._check_fork_support()
+        if _first_pid != os.getpid():
+            raise DaemonUnreachable(
+                f"no connection to {address.text}: this process was forked from one that used gRPC, whose threads and "
+                "locks do not live on in a child; start workers by spawn or exec, or connect only after the fork",
+                address=address.text,
+            )
         self._channel = _open_channel(address, tls)
         self._answered = False
         self._closed = False
@@ -247,27 +251,15 @@ class Connection:
         found = error_from_status(call.code().name, call.details() or "", trailing.get(STATUS_METADATA_KEY))
         if STATUS_METADATA_KEY in trailing or not isinstance(found, DaemonUnreachable | DeadlineExceeded):
             return found
-        hint = self._fork_hint() if self._forked else ""
         where = self.address.text
         if isinstance(found, DaemonUnreachable):
-            return DaemonUnreachable(f"no daemon answers at {where}: {found.message}{hint}", address=where)
-        return DeadlineExceeded(f"the call to {where} did not end before its deadline{hint}", address=where)
+            return DaemonUnreachable(f"no daemon answers at {where}: {found.message}", address=where)
+        return DeadlineExceeded(f"the call to {where} did not end before its deadline", address=where)
 
     def close(self) -> None:
         """Close the channel; calls under way end as Cancelled."""
         self._closed = True
         self._channel.close()
-
-    def _check_fork_support(self) -> None:
-        if self._forked and os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "1").lower() in {"0", "false"}:
-            raise DaemonUnreachable(f"no connection to {self.address.text}{self._fork_hint()}")
-
-    @staticmethod
-    def _fork_hint() -> str:
-        return (
-            "; this process was forked from one that used gRPC: start workers by spawn or exec, "
-            "or set GRPC_ENABLE_FORK_SUPPORT=1 before the first import"
-        )
 
 
 def _open_channel(address: Address, tls: grpc.ChannelCredentials | None) -> grpc.Channel:

@@ -88,7 +88,7 @@ def connect(
 class Shelf:
     """A daemon, as a program uses it. May be shared by threads; ``connect`` makes one.
 
-    After a fork the child's first call opens a connection and a session of its own.
+    After a fork the child's calls are refused if its parent had called before, and work if it had not.
     ``_links`` has a link for each process that ever called, by its number: a child leaves its
     parent's alone. Only single operations of the dict, so no lock; ``_closed`` turns true once.
     """
