@@ -1,12 +1,13 @@
-"""How long a load takes whose source lies in the page cache, beside the fastest way known and tensorizer."""
+"""How long a load takes whose source lies in the page cache, beside the fastest way known and its peers."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import warmshelf
 from benchmarks import ceiling, models
-from benchmarks.context import Context, Stopwatch, memory_file_system, wait_quiet
+from benchmarks.context import Context, Stopwatch, memory_file_system
 from benchmarks.mapped import time_tensorizer
 from benchmarks.report import Row, beside, best, faster
 from examples.daemon import Daemon
@@ -19,6 +20,7 @@ READ_THREADS: int = Settings.model_fields["read_threads"].default
 """As many as the daemon reads with."""
 
 ARTIFACT_ID = "bench/base"
+STREAMER, SAFETENSORS = "Run:ai streamer", "safetensors load_file + clone"
 
 
 def run(context: Context) -> list[Row]:
@@ -33,11 +35,17 @@ def _measure(context: Context, *, huge: bool) -> list[Row]:
         if directory is None:
             return []
         watch = _alternate(context, directory)
+    key = "cold.huge" if huge else "cold.small"
     pages = "huge pages" if huge else "4 KiB pages"
     ours, top, peer = watch.side("load"), watch.side("ceiling"), best(watch.sides("tensorizer"))
     name = f"cold load of a cached file, {size_bytes / 1e6:,.0f} MB, {pages}"
-    rows = [faster(name, ours, top, HUGE_CEILING_AIM if huge else SMALL_CEILING_AIM)]
-    return [*rows, faster(name, ours, peer, TENSORIZER_RATIO_AIM) if huge else beside(name, ours, peer)]
+    compare = f"{key}.tensorizer", name, ours, peer
+    return [
+        faster(f"{key}.ceiling", name, ours, top, HUGE_CEILING_AIM if huge else SMALL_CEILING_AIM),
+        faster(*compare, TENSORIZER_RATIO_AIM) if huge else beside(*compare),
+        beside(f"{key}.streamer", name, ours, watch.side(STREAMER)),
+        beside(f"{key}.safetensors", name, ours, watch.side(SAFETENSORS)),
+    ]
 
 
 def _alternate(context: Context, directory: Path) -> Stopwatch:
@@ -60,6 +68,9 @@ def _round(context: Context, directory: Path, daemon: Daemon, shelf: warmshelf.S
     with watch.time("load"):
         for _ in shelf.load(ARTIFACT_ID):
             pass
-    wait_quiet(daemon.pid)
+    context.wait_quiet(daemon.pid)
     shelf.evict(ARTIFACT_ID)
+    models.warm(context.base)
+    watch.call(STREAMER, partial(models.read_with_streamer, context.base))
+    watch.call(SAFETENSORS, partial(models.read_with_safetensors, context.base))
     time_tensorizer(watch, context.base_tensors)

@@ -20,8 +20,8 @@ from examples.daemon import Daemon, own_daemon
 
 MEBIBYTE = 1 << 20
 
-QUIET_SECONDS = 0.2
-"""The daemon is quiet when it has used no processor time for this long."""
+SPARE_BYTES = 64 * MEBIBYTE
+"""Headers, manifests and whole pages take room beside the tensors."""
 
 QUIET_SECONDS_MAX = 120.0
 """Longest wait for that: the digest of 8 GB takes seconds."""
@@ -29,18 +29,54 @@ QUIET_SECONDS_MAX = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of the artifacts measured, and how often."""
+    """How large, how many and how often.
 
-    small_bytes: int
-    base_bytes: int
-    large_bytes: int
-    round_count: int
-    reader_count: int
-    check_count: int
+    Attributes:
+        small_bytes, base_bytes, large_bytes: of bases.
+        adapter_bytes: of the adapter that is acquired and loaded again.
+        tensor_count: of the artifact that has many.
+        registration_count: adapters registered where many are.
+        trace_adapter_count, trace_room_count, trace_request_count: adapters asked for, how many of
+            them there is room for, and requests of all rounds.
+        round_count: samples of both sides; what takes milliseconds is measured ``acquire_count`` times in each.
+        reader_count: readers that stall.
+        check_count: health checks of a sample.
+        quiet_seconds: a daemon is quiet when it has used no processor time for so long.
+    """
+
+    small_bytes: int = 64_000_000
+    base_bytes: int = 2_400_000_000
+    large_bytes: int = 8 << 30
+    adapter_bytes: int = 10_000_000
+    tensor_count: int = 100_000
+    registration_count: int = 10_000
+    trace_adapter_count: int = 2000
+    trace_room_count: int = 200
+    trace_request_count: int = 5000
+    round_count: int = 5
+    acquire_count: int = 200
+    reader_count: int = 100
+    check_count: int = 2000
+    quiet_seconds: float = 0.2
 
 
-FULL = Sizes(64_000_000, 2_400_000_000, 8 << 30, round_count=5, reader_count=100, check_count=2000)
-QUICK = Sizes(1_000_000, 6_000_000, 12_000_000, round_count=2, reader_count=5, check_count=50)
+FULL = Sizes()
+QUICK = Sizes(
+    small_bytes=1_000_000,
+    base_bytes=6_000_000,
+    large_bytes=12_000_000,
+    adapter_bytes=500_000,
+    tensor_count=1000,
+    registration_count=50,
+    trace_adapter_count=40,
+    trace_room_count=8,
+    trace_request_count=60,
+    round_count=2,
+    acquire_count=10,
+    reader_count=5,
+    check_count=50,
+    quiet_seconds=0.02,
+)
 
 
 @dataclass
@@ -83,9 +119,11 @@ class Context:
             path.unlink()
 
     @contextmanager
-    def daemon(self, room_bytes: int, arena_parent: Path = Path("/dev/shm")) -> Iterator[Daemon]:
-        """Run a daemon with room for that many bytes of artifacts."""
-        budget = f"{room_bytes // MEBIBYTE + 64}MiB"
+    def daemon(
+        self, room_bytes: int, arena_parent: Path = Path("/dev/shm"), *, spare_bytes: int = SPARE_BYTES
+    ) -> Iterator[Daemon]:
+        """Run a daemon with room for that many bytes of artifacts, and some to spare."""
+        budget = f"{room_bytes + spare_bytes}"
         with own_daemon(sources=self.folder, budget=budget, arena_parent=arena_parent) as daemon:
             daemon.start()
             yield daemon
@@ -93,6 +131,14 @@ class Context:
     def rounds(self) -> range:
         """Count the rounds in which both sides of a ratio alternate."""
         return range(self.sizes.round_count)
+
+    def wait_quiet(self, pid: int) -> None:
+        """Wait until the process has nothing left to do, so that it does not disturb what is measured next."""
+        deadline = time.monotonic() + QUIET_SECONDS_MAX
+        before = -1
+        while (now := _processor_ticks(pid)) != before and time.monotonic() < deadline:
+            before = now
+            time.sleep(self.sizes.quiet_seconds)
 
 
 class Stopwatch:
@@ -108,6 +154,12 @@ class Stopwatch:
         yield
         self.add(label, time.perf_counter() - began)
 
+    def call(self, label: str, function: Callable[[], object]) -> None:
+        """Time a call as one sample; what it returns is let go afterwards."""
+        with self.time(label):
+            kept = function()
+        del kept
+
     def add(self, label: str, value: float) -> None:
         """Add a sample that was measured elsewhere."""
         self._samples.setdefault(label, []).append(value)
@@ -119,15 +171,6 @@ class Stopwatch:
     def sides(self, prefix: str) -> list[Side]:
         """Return every side whose label begins so."""
         return [self.side(label) for label in self._samples if label.startswith(prefix)]
-
-
-def wait_quiet(pid: int) -> None:
-    """Wait until the process has nothing left to do, so that it does not disturb what is measured next."""
-    deadline = time.monotonic() + QUIET_SECONDS_MAX
-    before = -1
-    while (now := _processor_ticks(pid)) != before and time.monotonic() < deadline:
-        before = now
-        time.sleep(QUIET_SECONDS)
 
 
 def _processor_ticks(pid: int) -> int:

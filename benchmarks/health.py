@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from statistics import quantiles
-
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
 import warmshelf
-from benchmarks.context import Context, wait_quiet
-from benchmarks.report import Row, Side, at_most, limit
+from benchmarks.context import Context
+from benchmarks.health_probe import check
+from benchmarks.report import Row, Side, at_most, limit, p99
 from benchmarks.stalled_readers import stalled
 
 P99_SECONDS_AIM = 0.020
@@ -26,23 +24,17 @@ def run(context: Context) -> list[Row]:
         for _ in shelf.load(ARTIFACT_ID):
             pass
         for _ in context.rounds():
-            wait_quiet(daemon.pid)
+            context.wait_quiet(daemon.pid)
             alone.append(_p99(daemon.tcp_address, context.sizes.check_count))
             with stalled(daemon.tcp_address, ARTIFACT_ID, count):
                 beside_readers.append(_p99(daemon.tcp_address, context.sizes.check_count))
     ours = Side("p99", tuple(beside_readers))
     note = f"without readers {Side('', tuple(alone)).value * 1000:.3g} ms"
-    return [at_most(f"health check while {count} readers stall", ours, limit("aim", P99_SECONDS_AIM), 1, note)]
+    name = f"health check while {count} readers stall"
+    return [at_most("health.stalled", name, ours, limit("aim", P99_SECONDS_AIM), note=note)]
 
 
 def _p99(address: str, check_count: int) -> float:
-    seconds = []
     with grpc.insecure_channel(address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        for _ in range(check_count):
-            began = time.perf_counter()
-            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
-            seconds.append(time.perf_counter() - began)
-            if answer.status != health_pb2.HealthCheckResponse.SERVING:
-                raise RuntimeError(f"the daemon's health is {answer.status}")
-    return quantiles(seconds, n=100)[98]
+        return p99([check(stub) for _ in range(check_count)])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import warmshelf
 import warmshelf.torch
 from benchmarks import models
-from benchmarks.context import Context, Stopwatch, wait_quiet
+from benchmarks.context import Context, Stopwatch
 from benchmarks.report import Row, Side, at_most, best, faster, limit
 
 ACQUIRES_PER_ROUND = 10
@@ -25,19 +26,19 @@ def run(context: Context) -> list[Row]:
     room_bytes = sizes.small_bytes + sizes.base_bytes + sizes.large_bytes
     with context.daemon(room_bytes) as daemon, warmshelf.connect(daemon.address) as shelf:
         _make_resident(shelf, "bench/base", base)
-        wait_quiet(daemon.pid)
+        context.wait_quiet(daemon.pid)
         alone, peer = _beside_tensorizer(context, shelf, tensors)
         with ExitStack() as stack:
             for name, size_bytes in (("small", sizes.small_bytes), ("large", sizes.large_bytes)):
                 _make_resident(shelf, f"bench/{name}", stack.enter_context(context.safetensors(name, size_bytes)))
-        wait_quiet(daemon.pid)
+        context.wait_quiet(daemon.pid)
         small, middle, large = _alternating(context, shelf, ("small", "base", "large"))
     name = f"acquire + all tensors, mapped, {sizes.base_bytes / 1e6:,.0f} MB"
     return [
-        at_most(name, alone, limit("aim", ACQUIRE_SECONDS_AIM), 1),
-        faster(name, alone, peer, TENSORIZER_RATIO_AIM),
-        at_most(f"the same, {sizes.small_bytes / 1e6:,.0f} MB", small, middle, SIZE_RATIO_AIM),
-        at_most(f"the same, {sizes.large_bytes / 1e6:,.0f} MB", large, middle, SIZE_RATIO_AIM),
+        at_most("mapped.acquire", name, alone, limit("aim", ACQUIRE_SECONDS_AIM)),
+        faster("mapped.tensorizer", name, alone, peer, TENSORIZER_RATIO_AIM),
+        at_most("mapped.small", f"the same, {sizes.small_bytes / 1e6:,.0f} MB", small, middle, SIZE_RATIO_AIM),
+        at_most("mapped.large", f"the same, {sizes.large_bytes / 1e6:,.0f} MB", large, middle, SIZE_RATIO_AIM),
     ]
 
 
@@ -64,12 +65,12 @@ def _beside_tensorizer(context: Context, shelf: warmshelf.Shelf, tensors: Path) 
     return watch.side("mapped"), best(watch.sides("tensorizer"))
 
 
-def time_tensorizer(watch: Stopwatch, file: Path) -> None:
+def time_tensorizer(watch: Stopwatch, file: Path, *, verified: bool = False) -> None:
     """Take one sample of every number of readers, from the page cache."""
     models.warm(file)
     for count in models.READER_COUNTS:
-        with watch.time(f"tensorizer, readers: {count}"):
-            models.read_with_tensorizer(file, count)
+        read = partial(models.read_with_tensorizer, file, count, verified=verified)
+        watch.call(f"tensorizer{', verified' if verified else ''}, readers: {count}", read)
 
 
 def _alternating(context: Context, shelf: warmshelf.Shelf, names: Iterable[str]) -> list[Side]:

@@ -2,8 +2,9 @@
 
     make bench      or: python -m benchmarks.run [--rows mapped,cold,...] [--quick] [--out DIR]
 
-Prints a table and keeps every sample in DIR. Needs 16 GB of free memory and 14 GB of disk; as root it also
+Prints a table and keeps every sample in DIR. Needs 16 GB of free memory and 15 GB of disk; as root it also
 measures huge pages, on a file system that it mounts for the time. Run it on a quiet machine.
+`python -m benchmarks.plot` and `python -m benchmarks.readme` make a picture and a table from what is in DIR.
 """
 
 from __future__ import annotations
@@ -20,28 +21,44 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import cold, health, loading_memory, mapped, restart, stream
+from benchmarks import (
+    adapter,
+    cold,
+    health,
+    loading_memory,
+    many_tensors,
+    mapped,
+    reload,
+    restart,
+    stream,
+    tensorizer_file,
+    trace,
+)
 from benchmarks.context import FULL, QUICK, Context
-from benchmarks.report import Row, table, write
+from benchmarks.report import Row, Run, table, write
 
 ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "mapped": mapped.run,
+    "adapter": adapter.run,
+    "reload": reload.run,
     "cold": cold.run,
+    "tensors": tensorizer_file.run,
     "stream": stream.run,
     "memory": loading_memory.run,
     "restart": restart.run,
     "health": health.run,
+    "experts": many_tensors.run,
+    "trace": trace.run,
 }
 
-PEERS = ("grpcio", "safetensors", "tensorizer", "torch")
+PEERS = ("grpcio", "peft", "runai-model-streamer", "safetensors", "tensorizer", "torch")
 
 
 def main() -> int:
     """Run what was asked for."""
     arguments = _arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    command = "python -m benchmarks.run " + shlex.join(sys.argv[1:])
-    machine = _machine()
+    run = Run(shlex.join(["python", "-m", "benchmarks.run", *sys.argv[1:]]), _machine(), arguments.quick)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="run-", dir=arguments.out) as folder:
@@ -49,10 +66,10 @@ def main() -> int:
         for name in arguments.rows:
             console.print(f"[bold]{name}[/bold] ...")
             found = ROWS[name](context)
-            write(arguments.out / f"{name}.json", found, machine, command)
+            write(arguments.out / f"{name}.json", found, run)
             rows += found
     console.print(table(rows))
-    console.print(f"{command}\n{', '.join(f'{key} {value}' for key, value in machine.items())}", style="dim")
+    console.print(f"{run.command}\n{run.place}", style="dim")
     return 0
 
 

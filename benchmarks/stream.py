@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warmshelf
 from benchmarks import bare_stream
-from benchmarks.context import Context, Stopwatch, wait_quiet
+from benchmarks.context import Context, Stopwatch
 from benchmarks.report import Row, faster
 
 BARE_AIM = 0.85
@@ -20,7 +20,7 @@ def run(context: Context) -> list[Row]:
         shelf.register(ARTIFACT_ID, context.base)
         for _ in shelf.load(ARTIFACT_ID):
             pass
-        wait_quiet(daemon.pid)
+        context.wait_quiet(daemon.pid)
         with bare_stream.serve(context.base, chunk_bytes) as address:
             _alternate(Stopwatch(), address, size_bytes, shelf)  # warms up, does not count
             for _ in context.rounds():
@@ -28,7 +28,7 @@ def run(context: Context) -> list[Row]:
     ours, bare = watch.side("streamed"), watch.side("bare stream")
     rates = [f"{size_bytes / side.value / 1e9:.2f} GB/s" for side in (ours, bare)]
     note = f"{rates[0]} beside {rates[1]}, chunks of {chunk_bytes} bytes"
-    return [faster(f"streamed over TCP, {size_bytes / 1e6:,.0f} MB", ours, bare, BARE_AIM, note)]
+    return [faster("stream.bare", f"streamed over TCP, {size_bytes / 1e6:,.0f} MB", ours, bare, BARE_AIM, note)]
 
 
 def _alternate(watch: Stopwatch, bare_address: str, size_bytes: int, shelf: warmshelf.Shelf) -> None:

@@ -3,9 +3,10 @@
     make demo            or: python -m examples.demo [--json FILE]
 
 A daemon loads SmolLM2-135M once. Workers acquire it by ID, two by mapping and one as if
-it were on another host, and answer a question exactly as the model on disk does.
-Then the daemon is killed and the model's file moved away: the restarted daemon still has
-the weights, and one more worker gets them at once. Exits 1 if anything differs.
+it were on another host, and answer a question exactly as the model on disk does. So they do
+with a LoRA adapter, registered in two forms, evicted and loaded again by its ID. Then the
+daemon is killed and the model's file moved away: the restarted daemon still has the
+weights, and one more worker gets them at once. Exits 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 import warmshelf
+from examples.alone import OFFLINE, run_alone
 from examples.daemon import Daemon, own_daemon
-from examples.demo_model import MODEL_NAME, OFFLINE, model_directory, tensors_file
-from examples.demo_report import CAPTION, Facts, Peers, WorkerFacts, table
+from examples.demo_adapter import ADAPTER_NAME, TENSORS_NAME, adapter_directories
+from examples.demo_model import MODEL_NAME, model_directory, tensors_file
+from examples.demo_report import CAPTION, AdapterFacts, Facts, PeerAdapter, Peers, WorkerFacts, table
 
 ARTIFACT_ID = f"demo/{MODEL_NAME}"
+ADAPTER_ID = "demo/lora"
+TENSORS_ADAPTER_ID = "demo/lora-tensors"
+"""The same adapter, in tensorizer's form."""
 BUDGET = "1GiB"
 WORKER_END_SECONDS_MAX = 10.0
 """Longest wait for a worker whose input has ended."""
@@ -67,29 +73,47 @@ def _leave(number: int, _frame: object) -> NoReturn:
 
 
 def _run(cache: Path, memory: Path) -> Facts:
-    made = (cache / MODEL_NAME).exists()
-    _say("model", f"{MODEL_NAME}, {'kept in' if made else 'made once, which takes half a minute, in'} {cache}")
-    model = model_directory(cache)
+    model, adapters = _made(cache)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=cache)))
-        peers = _peers(folder, model, tensors_file(cache))
-        _say("from disk", peers.text)
+        peers = _peers(model, tensors_file(cache), *adapters)
         source = _linked(model, folder / "model")
         daemon = stack.enter_context(own_daemon(sources=folder, budget=BUDGET, arena_parent=memory))
         start_seconds = daemon.start()
         _say("daemon", f"ready in {start_seconds:.2f} s, {daemon.address} and {daemon.tcp_address}")
         load_seconds = _load(daemon, source)
+        _register(daemon, folder, adapters)
         workers = [stack.enter_context(_worker(folder, *way)) for way in _ways(daemon)]
-        for worker in workers[:-1]:
-            worker.acquire()
+        evicted_bytes = _before_the_crash(daemon, *workers[:-1])
         daemon.kill()
         source.rename(folder / "moved-away")
-        _say("crash", "the daemon is killed with SIGKILL, its source is moved away")
+        _say("crash", "the daemon is killed with SIGKILL, the model's source is moved away")
         restart_seconds = daemon.start()
         _say("daemon", f"ready again in {restart_seconds:.2f} s")
         workers[-1].acquire()
+        workers[-1].adapt(ADAPTER_ID, "after the restart")
         found = tuple(worker.finish() for worker in workers)
-        return Facts(peers, start_seconds, load_seconds, restart_seconds, _arena_bytes(daemon.arena), found)
+        _say("at the end", f"all answer once more; without the adapter: {found[0].text_after}")
+        arena_bytes = _arena_bytes(daemon.arena)
+        return Facts(peers, start_seconds, load_seconds, evicted_bytes, restart_seconds, arena_bytes, found)
+
+
+def _before_the_crash(daemon: Daemon, first: _Worker, second: _Worker, remote: _Worker) -> int:
+    """Let the workers acquire all there is, with an eviction between; return the bytes that this gave back."""
+    first.acquire()
+    first.adapt(ADAPTER_ID, "cold load")
+    first.adapt(TENSORS_ADAPTER_ID, "cold load of .tensors")
+    is_shared = len({use["segment_id"] for use in first.adapters}) == 1
+    _say("shared", "equal content: both IDs are one segment" if is_shared else "not: each ID has its own segment")
+    first.ask(f"drop {ADAPTER_ID} {TENSORS_ADAPTER_ID}")
+    evicted_bytes = _evict(daemon)
+    first.adapt(ADAPTER_ID, "loaded again")
+    second.acquire()
+    second.adapt(ADAPTER_ID, "next worker")
+    remote.acquire()
+    remote.adapt(ADAPTER_ID, "next worker")
+    remote.adapt(TENSORS_ADAPTER_ID, ".tensors")
+    return evicted_bytes
 
 
 def _say(who: str, what: str) -> None:
@@ -97,13 +121,23 @@ def _say(who: str, what: str) -> None:
     console.print(what, markup=False)
 
 
-def _peers(folder: Path, model: Path, tensors: Path) -> Peers:
-    command = [sys.executable, "-m", "examples.demo_peers", str(model), str(tensors)]
-    environment = {**OFFLINE, "TMPDIR": str(folder)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the peers failed:\n{done.stderr}")
-    return Peers(**json.loads(done.stdout.splitlines()[-1]))
+def _made(cache: Path) -> tuple[Path, tuple[Path, Path]]:
+    """Return the model and the two forms of the adapter."""
+    made = (cache / MODEL_NAME).exists()
+    _say("model", f"{MODEL_NAME}, {'kept in' if made else 'made once, which takes half a minute, in'} {cache}")
+    model = model_directory(cache)
+    made = (cache / ADAPTER_NAME).exists()
+    _say("adapter", f"a LoRA for it, {'kept there too' if made else 'trained once, which takes 20 seconds'}")
+    return model, adapter_directories(cache, model)
+
+
+def _peers(model: Path, tensors: Path, adapter: Path, adapter_as_tensors: Path) -> Peers:
+    told = run_alone("examples.demo_peers", model, tensors, adapter, adapter_as_tensors / TENSORS_NAME)
+    facts = json.loads(told.splitlines()[-1])
+    peers = Peers(**{**facts, "adapter": PeerAdapter(**facts["adapter"])})
+    _say("from disk", peers.text)
+    _say("from disk", f"with the adapter: {peers.adapter.text}")
+    return peers
 
 
 def _linked(model: Path, directory: Path) -> Path:
@@ -123,6 +157,28 @@ def _load(daemon: Daemon, source: Path) -> float:
         seconds = time.perf_counter() - began
     _say("load", f"{ARTIFACT_ID} in {seconds:.2f} s; from here on the ID is enough")
     return seconds
+
+
+def _register(daemon: Daemon, folder: Path, adapters: tuple[Path, Path]) -> None:
+    with warmshelf.connect(daemon.address) as shelf:
+        for artifact_id, directory in zip((ADAPTER_ID, TENSORS_ADAPTER_ID), adapters, strict=True):
+            source = _linked(directory, folder / directory.name)
+            artifact = shelf.register(artifact_id, f"file://{source}", base=ARTIFACT_ID)
+            found = artifact.inspection and artifact.inspection.adapter
+            if found:
+                about = f"{len(found.module_names)} modules of rank {found.rank_max}, base {found.base_check.value}"
+                _say("register", f"{artifact_id}: {about}")
+
+
+def _evict(daemon: Daemon) -> int:
+    """Evict both forms of the adapter; return how many bytes that gave back."""
+    with warmshelf.connect(daemon.address) as shelf:
+        before_bytes = shelf.capacity().free_bytes
+        for artifact_id in (ADAPTER_ID, TENSORS_ADAPTER_ID):
+            shelf.evict(artifact_id)
+        evicted_bytes = shelf.capacity().free_bytes - before_bytes
+    _say("evict", f"both IDs, which gives back {evicted_bytes / 1e6:.1f} MB; they stay known")
+    return evicted_bytes
 
 
 def _arena_bytes(arena: Path) -> int:
@@ -148,21 +204,38 @@ class _Worker:
     wanted_transport: str
     process: subprocess.Popen[str]
     told: dict[str, Any] = field(default_factory=dict)
+    adapters: list[dict[str, Any]] = field(default_factory=list)
 
     def acquire(self) -> None:
         """Wait until it is up, let it acquire the model, then answer."""
         self.ask("")
         self.told |= self.ask("acquire")
         self.told |= self.ask("answer")
-        _say(self.name, f"{self.told['transport']} in {self.told['seconds'] * 1000:.1f} ms: {self.told['text']}")
+        self._show(ARTIFACT_ID, self.told)
+
+    def adapt(self, adapter_id: str, when: str) -> None:
+        """Let it acquire an adapter and answer with that."""
+        told = {"when": when, **self.ask(f"adapt {adapter_id}")}
+        self.adapters.append(told)
+        self._show(adapter_id, told)
 
     def finish(self) -> WorkerFacts:
         """Let it answer again, measure its memory, and return all that it told."""
-        after = self.ask("answer")["text"]
+        after, adapted_after = self.ask("answer")["text"], self.ask(f"answer {ADAPTER_ID}")["text"]
         memory = self.ask("memory")
         # What is not mapped from the arena is its own, whatever kind of memory holds it.
         own = memory["own_bytes"] + (memory["shared_bytes"] if self.told["transport"] != "mapped" else 0)
-        return WorkerFacts(self.wanted_transport, **self.told, text_after=after, own_bytes=own)
+        return WorkerFacts(
+            self.wanted_transport,
+            **self.told,
+            adapters=tuple(AdapterFacts(**told) for told in self.adapters),
+            text_after=after,
+            adapter_text_after=adapted_after,
+            own_bytes=own,
+        )
+
+    def _show(self, artifact_id: str, told: dict[str, Any]) -> None:
+        _say(self.name, f"{artifact_id} {told['transport']} in {told['seconds'] * 1000:.1f} ms: {told['text']}")
 
     def ask(self, command: str) -> dict[str, Any]:
         """Send one command, return its answer; an empty one waits for the worker to be up."""

@@ -10,18 +10,14 @@ as a program of its own, so that what it needs in memory ends with it:
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+from examples.alone import run_alone
 
 MODEL_NAME = "smollm2-135m-instruct"
 WEIGHTS_NAME = "model.safetensors"
-
-OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-"""The environment of a process that uses transformers and asks nobody outside for anything."""
 
 
 def model_directory(cache: Path) -> Path:
@@ -37,12 +33,7 @@ def tensors_file(cache: Path) -> Path:
 def _made(cache: Path) -> tuple[Path, Path]:
     directory = cache / MODEL_NAME
     if not directory.exists():
-        command = [sys.executable, "-m", "examples.demo_model", str(cache)]
-        with tempfile.TemporaryDirectory() as scratch:  # torch leaves things in its temporary directory
-            environment = {**OFFLINE, "TMPDIR": scratch}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the demo's model cannot be made:\n{done.stderr}")
+        run_alone("examples.demo_model", cache)
     return directory, cache / f"{MODEL_NAME}.tensors"
 
 
@@ -53,7 +44,7 @@ def _make(cache: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     _dequantize(_gguf_file(), part)
-    _serialize(part / WEIGHTS_NAME, tensors)
+    serialize(part / WEIGHTS_NAME, tensors)
     part.rename(directory)
 
 
@@ -77,7 +68,8 @@ def _dequantize(gguf: Path, directory: Path) -> None:
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
 
 
-def _serialize(weights: Path, tensors: Path) -> None:
+def serialize(weights: Path, tensors: Path) -> None:
+    """Write the tensors of a safetensors file as a tensorizer file."""
     from safetensors.torch import load_file  # noqa: PLC0415
     from tensorizer import TensorSerializer  # noqa: PLC0415
 

@@ -17,6 +17,22 @@ NEARLY_ONE_COPY = 1.1
 
 
 @dataclass(frozen=True, slots=True)
+class PeerAdapter:
+    """The adapter without warmshelf, from disk; ``model_seconds`` is until it is in the model."""
+
+    text: str
+    digest: str
+    tensor_bytes: int
+    tensor_count: int
+    safetensors_seconds: float
+    safetensors_bytes: int
+    tensorizer_seconds: float
+    tensorizer_bytes: int
+    peft_model_seconds: float
+    tensorizer_model_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Peers:
     """The same weights without warmshelf: from disk, by safetensors and by tensorizer."""
 
@@ -28,18 +44,38 @@ class Peers:
     safetensors_bytes: int
     tensorizer_seconds: float
     tensorizer_bytes: int
+    adapter: PeerAdapter
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """One acquire of an adapter: ``seconds`` to its bytes, ``model_seconds`` until it was in the model."""
+
+    when: str
+    artifact_id: str
+    transport: str
+    seconds: float
+    model_seconds: float
+    digest: str
+    segment_id: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """One worker process; ``text_after`` is its answer after the daemon was killed."""
+    """One worker process; what ends in ``after`` it answered after the daemon was killed.
+
+    ``text_after`` is without the adapters that it has by then.
+    """
 
     wanted_transport: str
     transport: str
     seconds: float
     digest: str
     text: str
+    adapters: tuple[AdapterFacts, ...]
     text_after: str
+    adapter_text_after: str
     own_bytes: int
 
 
@@ -50,9 +86,15 @@ class Facts:
     peers: Peers
     start_seconds: float
     load_seconds: float
+    evicted_bytes: int
     restart_seconds: float
     arena_bytes: int
     workers: tuple[WorkerFacts, ...]
+
+    @property
+    def weights_bytes(self) -> int:
+        """Size of all tensors: the model's and the adapter's."""
+        return self.peers.tensor_bytes + self.peers.adapter.tensor_bytes
 
     @property
     def mapped_bytes(self) -> int:
@@ -67,56 +109,92 @@ class Facts:
     def faults(self) -> Iterator[str]:
         """Say everything that is not as it must be."""
         for number, worker in enumerate(self.workers, 1):
-            if worker.transport != worker.wanted_transport:
-                yield f"worker {number} got its bytes {worker.transport}, not {worker.wanted_transport}"
-            if worker.digest != self.peers.digest:
-                yield f"worker {number} has other tensors than the file on disk"
-            if worker.text != self.peers.text:
-                yield f"worker {number} answers {worker.text!r}, from disk it is {self.peers.text!r}"
-            if worker.text_after != worker.text:
-                yield f"worker {number} answers {worker.text_after!r} after the daemon was killed"
-        if self.mapped_bytes > NEARLY_ONE_COPY * self.peers.tensor_bytes:
+            for fault in _faults(worker, self.peers):
+                yield f"worker {number} {fault}"
+        if self.peers.adapter.text == self.peers.text:
+            yield "the adapter changes nothing"
+        if self.evicted_bytes < self.peers.adapter.tensor_bytes:
+            yield f"evicting the adapter gave back {_megabytes(self.evicted_bytes)}"
+        if self.mapped_bytes > NEARLY_ONE_COPY * self.weights_bytes:
             yield f"{self.mapped_count} mapped workers and the arena hold {_megabytes(self.mapped_bytes)}"
+
+
+def _faults(worker: WorkerFacts, peers: Peers) -> Iterator[str]:
+    acquired = [("the model", worker.transport, worker.digest, peers.digest)]
+    acquired += [(use.artifact_id, use.transport, use.digest, peers.adapter.digest) for use in worker.adapters]
+    for what, transport, digest, wanted in acquired:
+        if transport != worker.wanted_transport:
+            yield f"got {what} {transport}, not {worker.wanted_transport}"
+        if digest != wanted:
+            yield f"has other tensors of {what} than the file on disk"
+    later = "after the daemon was killed"
+    answers = [("", worker.text, peers.text), (f" {later}", worker.text_after, peers.text)]
+    answers += [(f" with {use.artifact_id}", use.text, peers.adapter.text) for use in worker.adapters]
+    answers += [(f" with the adapter {later}", worker.adapter_text_after, peers.adapter.text)]
+    for how, text, wanted in answers:
+        if text != wanted:
+            yield f"answers {text!r}{how}, from disk it is {wanted!r}"
 
 
 def table(facts: Facts) -> Table:
     """Return the table of times and memory, each beside the peers' own."""
-    peers, workers = facts.peers, facts.workers
-    again = (f"{_time(peers.safetensors_seconds)} again", f"{_time(peers.tensorizer_seconds)} again")
     shown = Table(title="the same weights, in one run", title_justify="left")
     shown.add_column("")
     for name in ("warmshelf", "safetensors", "tensorizer"):
         shown.add_column(name, justify="right")
-    shown.add_row(
-        "cold load",
-        _time(facts.load_seconds),
-        _time(peers.safetensors_seconds),
-        _time(peers.tensorizer_seconds),
-    )
+    for rows in (_model_rows(facts), _adapter_rows(facts), _memory_rows(facts)):
+        for row in rows:
+            shown.add_row(*row)
+        shown.add_section()
+    return shown
+
+
+CAPTION = (
+    "The files lie in the page cache. safetensors: load_file and a copy of every tensor, so that all bytes are read.\n"
+    "Of it and of tensorizer the best of 1, 2 and 4 threads, of peft the best of 3 tries: PeftModel.from_pretrained.\n"
+    "Memory is what the weights take, in pages: of warmshelf the arena and what workers have of their own, of the\n"
+    "others one process times the workers. The streamed worker stands for one on another host, where its copy would\n"
+    "lie. It has both forms of the adapter, the others one."
+)
+
+
+def _model_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
+    peers, workers = facts.peers, facts.workers
+    once = (_time(peers.safetensors_seconds), _time(peers.tensorizer_seconds))
+    again = tuple(f"{time} again" for time in once)
+    yield "cold load", _time(facts.load_seconds), *once
     for worker in workers[:-1]:
-        shown.add_row(f"next worker, {worker.transport}", _time(worker.seconds), *again)
-    shown.add_row("restart, until ready", _time(facts.restart_seconds), "", "")
-    shown.add_row(f"then a worker, {workers[-1].transport}", _time(workers[-1].seconds), *again)
+        yield f"next worker, {worker.transport}", _time(worker.seconds), *again
+    yield "restart, until ready", _time(facts.restart_seconds)
+    yield f"then a worker, {workers[-1].transport}", _time(workers[-1].seconds), *again
+
+
+def _adapter_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
+    peer, uses = facts.peers.adapter, [use for worker in facts.workers for use in worker.adapters]
+    once = (_time(peer.safetensors_seconds), _time(peer.tensorizer_seconds))
+    for use in uses:
+        yield f"adapter, {use.when}, {use.transport}", _time(use.seconds), *once
+    fastest = min(use.model_seconds for use in uses)
+    in_model = (f"peft {_time(peer.peft_model_seconds)}", f"then peft {_time(peer.tensorizer_model_seconds)}")
+    yield "adapter in the model, fastest of these", _time(fastest), *in_model
+
+
+def _memory_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
+    peers, workers = facts.peers, facts.workers
+    each = (
+        peers.safetensors_bytes + peers.adapter.safetensors_bytes,
+        peers.tensorizer_bytes + peers.adapter.tensorizer_bytes,
+    )
     streamed_bytes = sum(worker.own_bytes for worker in workers if worker.transport != "mapped")
     for who, count, held_bytes in (
         (f"{facts.mapped_count} mapped", facts.mapped_count, facts.mapped_bytes),
         (f"all {len(workers)}", len(workers), facts.mapped_bytes + streamed_bytes),
     ):
-        each_its_own = (count * peers.safetensors_bytes, count * peers.tensorizer_bytes)
-        shown.add_row(f"memory of {who}", *(_copies(facts, taken) for taken in (held_bytes, *each_its_own)))
-    return shown
-
-
-CAPTION = (
-    "The file lies in the page cache. safetensors: load_file and a copy of every tensor, so that all bytes are read.\n"
-    "Of it and of tensorizer the best of 1, 2 and 4 threads. Memory is what the weights take, in pages: of warmshelf\n"
-    "the arena and what workers have of their own, of the others one process times the workers. The streamed worker\n"
-    "stands for one on another host, where its copy would lie."
-)
+        yield f"memory of {who}", *(_copies(facts, taken) for taken in (held_bytes, *(count * own for own in each)))
 
 
 def _copies(facts: Facts, held_bytes: int) -> str:
-    return f"{_megabytes(held_bytes)} = {held_bytes / facts.peers.tensor_bytes:.1f} x"
+    return f"{_megabytes(held_bytes)} = {held_bytes / facts.weights_bytes:.1f} x"
 
 
 def _time(seconds: float) -> str:

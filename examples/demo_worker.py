@@ -1,9 +1,9 @@
-"""An inference worker that knows its model by ID, and nothing else of it.
+"""An inference worker that knows model and adapters by ID, and nothing else of them.
 
     python -m examples.demo_worker ADDRESS ID
 
 It takes commands on standard input, one a line, and answers each with a line of JSON.
-At the end of its input it closes its connection, which ends its lease, and exits.
+At the end of its input it closes its connection, which ends its leases, and exits.
 """
 
 from __future__ import annotations
@@ -29,43 +29,82 @@ def main() -> None:
     """Say that all is imported, then do what is asked."""
     address, artifact_id = sys.argv[1:]
     with warmshelf.connect(address, holder="demo worker") as shelf:
-        worker = Worker(shelf, artifact_id)
-        commands = {"acquire": worker.acquire, "answer": worker.answer, "memory": worker.memory}
+        worker = Worker(shelf)
+        commands = {"adapt": worker.adapt, "answer": worker.answer, "drop": worker.drop, "memory": worker.memory}
         print("{}", flush=True)
         for line in sys.stdin:
-            print(json.dumps(commands[line.strip()]()), flush=True)
+            command, *arguments = line.split()
+            done = worker.acquire(artifact_id) if command == "acquire" else commands[command](*arguments)
+            print(json.dumps(done), flush=True)
 
 
 class Worker:
-    """Holds one lease, and a model made of what it leases."""
+    """Holds leases, a model made of what it leases, and adapters in it."""
 
-    def __init__(self, shelf: warmshelf.Shelf, artifact_id: str) -> None:
+    def __init__(self, shelf: warmshelf.Shelf) -> None:
         self._shelf = shelf
-        self._artifact_id = artifact_id
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, dict[str, torch.Tensor]] = {}  # by ID, as are the leases
+        self._leases: dict[str, warmshelf.Lease] = {}
         self._engine: Engine | None = None
 
-    def acquire(self) -> Mapping[str, object]:
+    @property
+    def engine(self) -> Engine:
+        """The engine, once there is one."""
+        if self._engine is None:
+            raise RuntimeError("nothing has been acquired yet")
+        return self._engine
+
+    def acquire(self, artifact_id: str) -> Mapping[str, object]:
         """Lease the model, make its tensors and an engine of them."""
-        began = time.perf_counter()
-        lease = self._shelf.acquire(self._artifact_id, timeout=ACQUIRE_SECONDS_MAX)
-        self._tensors = warmshelf.torch.tensors(lease)
-        seconds = time.perf_counter() - began
+        lease, tensors, seconds = self._lease(artifact_id)
         # transformers wants config and tokenizer in a directory; the lease has them.
         with tempfile.TemporaryDirectory(prefix="warmshelf-") as directory:
             for name, data in lease.files.items():
                 Path(directory, name).write_bytes(data)
-            self._engine = Engine(Path(directory), self._tensors)
-        return {"transport": lease.transport, "seconds": seconds, "digest": digest(self._tensors)}
+            self._engine = Engine(Path(directory), tensors)
+        return {"transport": lease.transport, "seconds": seconds, "digest": digest(tensors)}
 
-    def answer(self) -> Mapping[str, object]:
-        """Let the model answer."""
-        return {"text": self._engine.answer() if self._engine else ""}
+    def adapt(self, artifact_id: str) -> Mapping[str, object]:
+        """Lease an adapter, add it to the model, answer with it."""
+        began = time.perf_counter()
+        lease, tensors, seconds = self._lease(artifact_id)
+        self.engine.adapt(artifact_id, lease.config, tensors)
+        return {
+            "artifact_id": artifact_id,
+            "transport": lease.transport,
+            "seconds": seconds,
+            "model_seconds": time.perf_counter() - began,
+            "digest": digest(tensors),
+            "segment_id": lease.layout.segments[0].segment_id,
+            "text": self.engine.answer(artifact_id),
+        }
+
+    def answer(self, adapter_id: str = "") -> Mapping[str, object]:
+        """Let the model answer, with an adapter or without."""
+        return {"text": self.engine.answer(adapter_id)}
+
+    def drop(self, *adapter_ids: str) -> Mapping[str, object]:
+        """Take every adapter out of the model and release these."""
+        for artifact_id in adapter_ids:
+            self._leases.pop(artifact_id).release()
+            del self._tensors[artifact_id]
+        self.engine.drop_adapters()
+        return {}
 
     def memory(self) -> Mapping[str, object]:
         """Say what the tensors take in this process."""
-        held = memory.measure((tensor.data_ptr(), tensor.nbytes) for tensor in self._tensors.values())
+        tensors = [tensor for some in self._tensors.values() for tensor in some.values()]
+        held = memory.measure((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
         return {"own_bytes": held.own_bytes, "shared_bytes": held.shared_bytes}
+
+    def _lease(self, artifact_id: str) -> tuple[warmshelf.Lease, dict[str, torch.Tensor], float]:
+        """Return a lease, its tensors, and how many seconds they took."""
+        began = time.perf_counter()
+        lease = self._shelf.acquire(artifact_id, timeout=ACQUIRE_SECONDS_MAX)
+        tensors = warmshelf.torch.tensors(lease)
+        seconds = time.perf_counter() - began
+        self._leases[artifact_id], self._tensors[artifact_id] = lease, tensors
+        return lease, tensors, seconds
 
 
 if __name__ == "__main__":

@@ -23,6 +23,9 @@ from warmshelf.types import (
     ArtifactState,
     BaseCheck,
     Capabilities,
+    Capacity,
+    Change,
+    ChangeKind,
     Failure,
     Inspection,
     LeaseInfo,
@@ -30,6 +33,7 @@ from warmshelf.types import (
     Progress,
     Source,
 )
+from warmshelf.watch import Watch
 
 __all__ = [
     "AdapterInspection",
@@ -39,6 +43,9 @@ __all__ = [
     "ArtifactState",
     "BaseCheck",
     "Capabilities",
+    "Capacity",
+    "Change",
+    "ChangeKind",
     "Failure",
     "Inspection",
     "Layout",
@@ -51,6 +58,7 @@ __all__ = [
     "Source",
     "TensorSpec",
     "WarmshelfError",
+    "Watch",
     "connect",
     "errors",
 ]

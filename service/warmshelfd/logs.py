@@ -1,8 +1,9 @@
 """How the log is written: one line for each thing that happens, on standard error.
 
 JSON for machines, aligned text for people. Loggers of the standard library, which
-modules and libraries use, come out the same way. A line is dropped rather than
-waited for: whoever forgets to read our standard error must not stop the event loop.
+modules and libraries use, come out the same way as structlog's; those are for lines
+with fields, and are several times faster. A line is dropped rather than waited for:
+whoever forgets to read our standard error must not stop the event loop.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import logging
 import os
 import select
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import structlog
@@ -30,21 +33,26 @@ class LogFormat(Enum):
     TEXT = "text"
 
 
-class LineHandler(logging.Handler):
-    """Writes lines to a file descriptor, and never waits for it."""
+class LineWriter:
+    """Writes lines to a file descriptor from any thread, and never waits for it.
+
+    ``on_lost`` is told of each line that was dropped.
+    """
 
     def __init__(self, fd: int) -> None:
-        super().__init__()
-        self.on_lost: Callable[[], None] = lambda: None  # told of each line that was dropped
+        self.on_lost: Callable[[], None] = lambda: None
         self._fd = fd
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
-        self._torn = False  # the last line has no end; guarded, as all writing, by the handler's lock
+        self._lock = threading.Lock()
+        self._torn = False  # the last line has no end; guarded by the lock, as all writing
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def write(self, text: str) -> None:
         """Write one line, or drop it."""
-        line = self.format(record).encode(errors="backslashreplace") + b"\n"
-        if not self._write(b"\n" + line if self._torn else line):
+        line = text.encode(errors="backslashreplace") + b"\n"
+        with self._lock:
+            is_written = self._write(b"\n" + line if self._torn else line)
+        if not is_written:
             self.on_lost()
 
     def _write(self, line: bytes) -> bool:
@@ -58,33 +66,48 @@ class LineHandler(logging.Handler):
         return True
 
 
-def set_up_log(log_format: LogFormat) -> LineHandler:
+class _Handler(logging.Handler):
+    """Sends the lines of standard loggers to the same place."""
+
+    def __init__(self, writer: LineWriter, processors: Sequence[Any]) -> None:
+        super().__init__()
+        self._writer = writer
+        name, *rest = processors
+        without_record = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+        self.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[name, without_record, *rest]))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._writer.write(self.format(record))
+
+
+class _Logger:
+    """What structlog's loggers end in."""
+
+    def __init__(self, writer: LineWriter, name: str = "") -> None:
+        self.name = name
+        self.info = self.warning = self.error = writer.write
+
+
+def set_up_log(log_format: LogFormat) -> LineWriter:
     """Send every logger's lines to standard error; return what writes them."""
     fd = sys.stderr.fileno()
     as_text = log_format is LogFormat.TEXT or (log_format is LogFormat.AUTO and os.isatty(fd))
-    handler = LineHandler(fd)
-    handler.setFormatter(_formatter(_text(fd) if as_text else structlog.processors.JSONRenderer()))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    processors = [
+        structlog.stdlib.add_logger_name,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", key="time"),
+        structlog.processors.format_exc_info,  # as text: a traceback with the values of locals may hold secrets
+        _text(fd) if as_text else structlog.processors.JSONRenderer(),
+    ]
+    writer = LineWriter(fd)
+    logging.basicConfig(level=logging.INFO, handlers=[_Handler(writer, processors)], force=True)
     structlog.configure(
-        processors=[structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        processors=processors,
+        logger_factory=partial(_Logger, writer),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
     )
-    return handler
-
-
-def _formatter(renderer: Any) -> logging.Formatter:
-    return structlog.stdlib.ProcessorFormatter(
-        processors=[
-            structlog.stdlib.add_log_level,
-            structlog.stdlib.add_logger_name,
-            structlog.processors.TimeStamper(fmt="iso", key="time"),
-            structlog.processors.format_exc_info,  # as text: a traceback with the values of locals may hold secrets
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            renderer,
-        ]
-    )
+    return writer
 
 
 def _text(fd: int) -> Any:

@@ -16,7 +16,7 @@ import pytest
 
 from warmshelf import errors, segment
 from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, transfer_pb2
-from warmshelfd import config, failpoints
+from warmshelfd import config, failpoints, metrics
 from warmshelfd.domain.state import GONE, TABLE, mermaid
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
@@ -108,12 +108,22 @@ def _amount(name: str, value: float) -> str:
     return f"{value}"
 
 
+def metric_table() -> str:
+    """Return every metric there is."""
+    lines = ["| metric | type | labels | means |", "|---|---|---|---|"]
+    for spec in metrics.SPECS:
+        labels = [f"`{name}`" + (f": {', '.join(values)}" if values else "") for name, values in spec.labels.items()]
+        lines.append(f"| `{spec.name}` | {spec.type.__name__.lower()} | {'; '.join(labels)} | {spec.text} |")
+    return "\n".join(lines)
+
+
 GENERATED: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/architecture.md", "layers"): layers,
     ("docs/architecture.md", "life"): life,
     ("docs/architecture.md", "drawing"): drawing,
     ("docs/wire.md", "errors"): error_table,
     ("docs/wire.md", "limits"): limits,
+    ("docs/metrics.md", "metrics"): metric_table,
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.processes import Daemon, Worker, eventually
+from kit.scrape import HTTP, Pages, pages_of
 
 BUDGET = "256MiB"
 
@@ -41,6 +42,17 @@ def daemon(tmp_path: Path, arena_dir: Path, models: Path) -> Iterator[Daemon]:
 def running(daemon: Daemon) -> Daemon:
     """A daemon that serves, with a budget of 256 MiB; checked at the end."""
     return daemon.start("--budget", BUDGET)
+
+
+@pytest.fixture
+def served(daemon: Daemon) -> Daemon:
+    """A daemon with the operators' pages, and room for three models of 8 MiB."""
+    return daemon.start("--budget", "31MiB", "--adapter-floor", "0", *HTTP)
+
+
+@pytest.fixture
+def pages(served: Daemon) -> Pages:
+    return pages_of(served)
 
 
 @pytest.fixture(scope="session")

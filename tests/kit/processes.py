@@ -154,6 +154,7 @@ class Worker:
         self.noise = ""  # what it wrote to its standard error, once it has ended
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -11,6 +11,9 @@ from kit.processes import Daemon
 
 PAGE_SECONDS = 10
 
+HTTP = ("--http", "127.0.0.1:0")
+"""What makes a daemon serve them on a port that the kernel chooses."""
+
 
 class Pages:
     """The pages at one address."""

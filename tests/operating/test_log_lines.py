@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pty
 import re
@@ -13,15 +12,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from warmshelfd.logs import LineHandler
+from warmshelfd.logs import LineWriter
 
 CODE = """
 import logging, sys, structlog
 from warmshelfd.logs import LogFormat, set_up_log
+early = structlog.get_logger("fields")  # as modules do: before anything is set up
 set_up_log(LogFormat(sys.argv[1]))
 logging.getLogger("plain").warning("careful with %s", 'a "b"\\nc')
 logging.getLogger("plain").debug("not shown")
-structlog.stdlib.get_logger("rich").info("call", code="OK", seconds=0.5)
+early.info("call", code="OK", seconds=0.5)
 secret = "SECRET1"
 try:
     raise ValueError("broken")
@@ -44,7 +44,7 @@ def written(log_format: str, stderr: int | None = None) -> str:
 def test_every_record_is_one_json_object_on_one_line(log_format: str) -> None:
     lines = [json.loads(line) for line in written(log_format).splitlines()]
     assert [line["event"] for line in lines] == ['careful with a "b"\nc', "call", "a bug"]
-    assert [line["logger"] for line in lines] == ["plain", "rich", "plain"]
+    assert [line["logger"] for line in lines] == ["plain", "fields", "plain"]
     assert [line["level"] for line in lines] == ["warning", "info", "error"]
     assert (lines[1]["code"], lines[1]["seconds"]) == ("OK", 0.5)
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", line["time"]) for line in lines)
@@ -80,20 +80,19 @@ def test_a_terminal_gets_text_unless_json_is_asked_for() -> None:
 
 
 class Pipe:
-    """A pipe that nobody has read yet, and a logger that writes to it."""
+    """A pipe that nobody has read yet, and a log that goes there."""
 
     def __init__(self) -> None:
         self.end, self._start = os.pipe()
-        self.handler = LineHandler(self._start)
-        self.handler.setFormatter(logging.Formatter("%(message)s"))
+        self._writer = LineWriter(self._start)
+        self._writer.on_lost = self._count
         self.lost = 0
-        self.handler.on_lost = self._count
 
     def _count(self) -> None:
         self.lost += 1
 
     def log(self, text: str) -> None:
-        self.handler.handle(logging.LogRecord("x", logging.INFO, "", 0, text, None, None))
+        self._writer.write(text)
 
     def read(self) -> list[str]:
         """Return every line that has been written, and close the pipe."""

@@ -1,0 +1,25 @@
+"""Runs one program of the examples by itself, so that what it needs in memory ends with it.
+
+It does not know what the program does: only that it uses torch and asks nobody outside.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+"""The environment of a process that uses transformers and asks nobody outside for anything."""
+
+
+def run_alone(module: str, *arguments: object) -> str:
+    """Run a module as a program to its end; return what it printed."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as scratch:  # torch leaves things in its temporary directory
+        environment = {**OFFLINE, "TMPDIR": scratch}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{module} failed:\n{done.stderr}")
+    return done.stdout

@@ -1,0 +1,194 @@
+"""Any sequence of calls, changed files, deaths and restarts: hypothesis looks for one that breaks a promise.
+
+Quick by default. ``WARMSHELF_TEST_DEPTH=N`` makes N times as many and longer ones, and
+other ones each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from kit.cores import Cores
+from kit.shelf_bench import Bench
+from kit.shelf_model import Acquire, Call, Evict, Load, Register, Remove, Verify
+from kit.source_files import CONTENTS
+
+DEPTH = int(os.environ.get("WARMSHELF_TEST_DEPTH", "0"))
+
+IDS = st.sampled_from(["a", "b/b", "c"])
+FILES = st.sampled_from(["p", "q", "r"])
+CONTENT = st.sampled_from([*CONTENTS])
+DIGESTS = st.sampled_from([content.digest for content in CONTENTS.values()])
+EXPECTED = st.one_of(
+    st.just(""), st.just(""), DIGESTS, st.sampled_from([content.file_digest for content in CONTENTS.values()])
+)
+SELDOM = st.sampled_from([False, False, False, True])
+DELAYS = st.sampled_from([0.0, 0.0, 0.0005, 0.001, 0.002, 0.004, 0.008])
+
+REGISTER = st.builds(
+    Register, IDS, FILES, expected=EXPECTED, replace=st.booleans(), keep=SELDOM, follow=SELDOM, defer=SELDOM
+)
+ACQUIRE = st.builds(Acquire, IDS, resident_only=SELDOM, expected=st.one_of(st.just(""), st.just(""), DIGESTS))
+LOAD, REMOVE, VERIFY = st.builds(Load, IDS), st.builds(Remove, IDS), st.builds(Verify, IDS)
+EVICT = st.builds(Evict, IDS, drain=st.booleans())
+CALLS: st.SearchStrategy[Call] = st.one_of(ACQUIRE, ACQUIRE, LOAD, REGISTER, EVICT, REMOVE, VERIFY)
+BURST = st.lists(st.tuples(CALLS, DELAYS), min_size=2, max_size=4)
+
+STEPS_OF_A_LOAD = ["load.started", "load.reserved", "load.created", "load.part", "load.read"]
+STEPS_OF_A_LOAD += ["load.verified", "load.sealed", "load.recorded", "load.published"]
+DEADLY = [*STEPS_OF_A_LOAD, "load.ready", "register.inspected", "register.recorded", "remove.recorded"]
+DEADLY += ["evict.chosen", "evict.unlinked"]
+
+_cores: list[Cores] = []  # the one that all machines of this module start theirs from
+
+
+class ShelfMachine(RuleBasedStateMachine):
+    """A daemon's core, its callers and its sources."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench(_cores[0])
+        self.is_closed = False
+
+    @initialize(contents=st.tuples(CONTENT, CONTENT, CONTENT))
+    def write_all(self, contents: tuple[str, ...]) -> None:
+        for file, content in zip("pqr", contents, strict=True):
+            self.bench.files.write(file, content, rename=False)
+
+    # --- sources ---
+
+    @rule(file=FILES, content=CONTENT, rename=st.booleans())
+    def write(self, file: str, content: str, rename: bool) -> None:
+        self.bench.files.write(file, content, rename=rename)
+
+    @rule(file=FILES)
+    def touch(self, file: str) -> None:
+        self.bench.files.touch(file)
+
+    @rule(file=FILES, how=st.sampled_from(["delete", "cut", "cut to nothing", "scribble"]))
+    def spoil(self, file: str, how: str) -> None:
+        if how == "delete":
+            self.bench.files.delete(file)
+        elif how == "scribble":
+            self.bench.files.scribble(file)
+        else:
+            self.bench.files.cut(file, 0 if how == "cut to nothing" else 5000)
+
+    # --- calls ---
+
+    @rule(call=REGISTER)
+    def register(self, call: Register) -> None:
+        self.bench.run([call])
+
+    @rule(call=ACQUIRE, scribble=SELDOM)
+    def acquire(self, call: Acquire, scribble: bool) -> None:
+        (told,) = self.bench.run([call])
+        if scribble and not told.reason:
+            self.bench.held[-1].scribble()
+
+    @rule(call=CALLS)
+    def call(self, call: Call) -> None:
+        self.bench.run([call])
+
+    @rule(burst=BURST)
+    def burst(self, burst: list[tuple[Call, float]]) -> None:
+        self.bench.run([call for call, _ in burst], [delay for _, delay in burst])
+
+    @rule(call=ACQUIRE, after=DELAYS)
+    def acquire_and_cancel(self, call: Acquire, after: float) -> None:
+        number = self.bench.begin(call)
+        self.bench.core.cancel(number)
+        self.bench.finish([call], [number])
+
+    # --- workers ---
+
+    @precondition(lambda self: any(held.lease_id for held in self.bench.held))
+    @rule(data=st.data())
+    def release(self, data: Any) -> None:
+        live = [held for held in self.bench.held if held.lease_id]
+        self.bench.release(live[data.draw(st.integers(0, len(live) - 1))])
+
+    @precondition(lambda self: any(held.image is not None for held in self.bench.held))
+    @rule(data=st.data())
+    def unmap(self, data: Any) -> None:
+        mapped = [held for held in self.bench.held if held.image is not None]
+        self.bench.unmap(mapped[data.draw(st.integers(0, len(mapped) - 1))])
+
+    @precondition(lambda self: len(self.bench.sessions) < 3)
+    @rule()
+    def open_session(self) -> None:
+        self.bench.open_session()
+
+    @precondition(lambda self: self.bench.sessions)
+    @rule(data=st.data())
+    def close_session(self, data: Any) -> None:
+        self.bench.close_session(data.draw(st.sampled_from(self.bench.sessions)))
+
+    # --- death ---
+
+    @rule(orderly=SELDOM)
+    def restart(self, orderly: bool) -> None:
+        self.bench.restart(orderly=orderly)
+
+    @rule(burst=BURST, kill_after=DELAYS)
+    def die_busy(self, burst: list[tuple[Call, float]], kill_after: float) -> None:
+        self.bench.run([call for call, _ in burst], [delay for _, delay in burst], kill_after=kill_after)
+
+    @rule(call=CALLS, step=st.sampled_from(DEADLY))
+    def die_at(self, call: Call, step: str) -> None:
+        self._armed(f"{step}=kill", [call])
+
+    @rule(call=st.one_of(ACQUIRE, LOAD), step=st.sampled_from(STEPS_OF_A_LOAD))
+    def fail_at(self, call: Call, step: str) -> None:
+        self._armed(f"{step}=error", [call])
+
+    def _armed(self, failpoint: str, calls: list[Call]) -> None:
+        core = self.bench.core
+        core.call("arm", failpoint)
+        self.bench.run(calls, faulty=True)
+        if self.bench.core is core:
+            core.call("arm", "")
+
+    # --- always ---
+
+    @invariant()
+    def bytes_stay(self) -> None:
+        for held in self.bench.held:
+            held.check()
+
+    def teardown(self) -> None:
+        try:
+            self.bench.close()
+        finally:
+            with contextlib.suppress(Exception):
+                self.bench.core.kill()
+                self.bench.discard()
+
+
+@pytest.fixture(scope="module")
+def cores() -> Iterator[Cores]:
+    it = Cores()
+    _cores.append(it)
+    yield it
+    _cores.remove(it)
+    it.close()
+
+
+QUICK = settings(max_examples=30, stateful_step_count=30, derandomize=True)
+DEEP = settings(max_examples=100 * DEPTH, stateful_step_count=60) if DEPTH else QUICK
+
+
+@pytest.mark.timeout(120 * max(DEPTH, 1))
+def test_no_sequence_of_calls_changes_and_deaths_breaks_a_promise(cores: Cores) -> None:
+    chosen = settings(
+        DEEP, deadline=None, database=None, print_blob=True, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(ShelfMachine, settings=chosen)
