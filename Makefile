@@ -77,6 +77,7 @@ test: install ## Run every test
 
 bench: install ## Measure everything; ARGS="--rows stream,health" measures some, ARGS=--quick tries the code
 	@.venv/bin/python -m benchmarks.run $(ARGS)
+	@.venv/bin/python -m benchmarks.plot
 
 demo: install ## Show it with a real model and real processes
 	@.venv/bin/python -m examples.demo $(ARGS)

@@ -1,4 +1,4 @@
-"""How long a worker takes to a resident adapter, with few and with many registered; and registering and listing many."""
+"""How long a worker takes to a resident adapter, few or many registered; how fast these are registered and listed."""
 
 from __future__ import annotations
 

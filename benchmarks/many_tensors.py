@@ -1,4 +1,4 @@
-"""How long an artifact of very many tensors takes to register, load and map, and whether others are served meanwhile."""
+"""How long an artifact of very many tensors takes to register, load and map; is health answered meanwhile?"""
 
 from __future__ import annotations
 

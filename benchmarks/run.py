@@ -94,9 +94,9 @@ def _machine() -> dict[str, object]:
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
+        "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / (1 << 30):.1f} GiB",
+        "Linux": platform.release(),
+        "Python": platform.python_version(),
         **{name: version(name) for name in PEERS},
     }
 

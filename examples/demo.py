@@ -91,7 +91,7 @@ def _run(cache: Path, memory: Path) -> Facts:
         restart_seconds = daemon.start()
         _say("daemon", f"ready again in {restart_seconds:.2f} s")
         workers[-1].acquire()
-        workers[-1].adapt(ADAPTER_ID, "after the restart")
+        workers[-1].adapt(ADAPTER_ID, "restarted")
         found = tuple(worker.finish() for worker in workers)
         _say("at the end", f"all answer once more; without the adapter: {found[0].text_after}")
         arena_bytes = _arena_bytes(daemon.arena)
@@ -102,7 +102,7 @@ def _before_the_crash(daemon: Daemon, first: _Worker, second: _Worker, remote: _
     """Let the workers acquire all there is, with an eviction between; return the bytes that this gave back."""
     first.acquire()
     first.adapt(ADAPTER_ID, "cold load")
-    first.adapt(TENSORS_ADAPTER_ID, "cold load of .tensors")
+    first.adapt(TENSORS_ADAPTER_ID, "cold .tensors")
     is_shared = len({use["segment_id"] for use in first.adapters}) == 1
     _say("shared", "equal content: both IDs are one segment" if is_shared else "not: each ID has its own segment")
     first.ask(f"drop {ADAPTER_ID} {TENSORS_ADAPTER_ID}")

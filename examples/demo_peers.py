@@ -37,9 +37,9 @@ def main() -> None:
     """Measure all, let the model answer, print what was found."""
     directory, tensors_file, adapter_directory, adapter_tensors_file = map(Path, sys.argv[1:])
     facts, tensors = _facts(directory / WEIGHTS_NAME, tensors_file)
+    adapter, _ = _facts(adapter_directory / SAFETENSORS_NAME, adapter_tensors_file)
     engine = Engine(directory, tensors)
     text = engine.answer()
-    adapter, _ = _facts(adapter_directory / SAFETENSORS_NAME, adapter_tensors_file)
     in_model = _in_model(engine, adapter_directory, adapter_tensors_file)
     print(json.dumps({**facts, "text": text, "adapter": {**adapter, **in_model}}))
 

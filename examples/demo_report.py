@@ -142,7 +142,9 @@ def table(facts: Facts) -> Table:
     shown.add_column("")
     for name in ("warmshelf", "safetensors", "tensorizer"):
         shown.add_column(name, justify="right")
-    for rows in (_model_rows(facts), _adapter_rows(facts), _memory_rows(facts)):
+    sections = {"the model": _model_rows(facts), "the adapter": _adapter_rows(facts), "memory": _memory_rows(facts)}
+    for name, rows in sections.items():
+        shown.add_row(name, style="bold")
         for row in rows:
             shown.add_row(*row)
         shown.add_section()
@@ -151,17 +153,17 @@ def table(facts: Facts) -> Table:
 
 CAPTION = (
     "The files lie in the page cache. safetensors: load_file and a copy of every tensor, so that all bytes are read.\n"
-    "Of it and of tensorizer the best of 1, 2 and 4 threads, of peft the best of 3 tries: PeftModel.from_pretrained.\n"
-    "Memory is what the weights take, in pages: of warmshelf the arena and what workers have of their own, of the\n"
-    "others one process times the workers. The streamed worker stands for one on another host, where its copy would\n"
-    "lie. It has both forms of the adapter, the others one."
+    "Of it and of tensorizer the best of 1, 2 and 4 threads. In the model: until peft has the adapter; beside it\n"
+    "PeftModel.from_pretrained and tensorizer, best of 3. Most of that is peft's work on the model, which warmshelf\n"
+    "does not spare. Memory is what the weights take, in pages: of warmshelf the arena and what workers have of their\n"
+    "own, of the others one process times the workers. The streamed worker stands for one on another host, where its\n"
+    "copies would lie: one for each form of the adapter."
 )
 
 
 def _model_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
     peers, workers = facts.peers, facts.workers
-    once = (_time(peers.safetensors_seconds), _time(peers.tensorizer_seconds))
-    again = tuple(f"{time} again" for time in once)
+    once, again = _beside(peers)
     yield "cold load", _time(facts.load_seconds), *once
     for worker in workers[:-1]:
         yield f"next worker, {worker.transport}", _time(worker.seconds), *again
@@ -171,12 +173,11 @@ def _model_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
 
 def _adapter_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
     peer, uses = facts.peers.adapter, [use for worker in facts.workers for use in worker.adapters]
-    once = (_time(peer.safetensors_seconds), _time(peer.tensorizer_seconds))
-    for use in uses:
-        yield f"adapter, {use.when}, {use.transport}", _time(use.seconds), *once
+    once, again = _beside(peer)
+    for number, use in enumerate(uses):
+        yield f"{use.when}, {use.transport}", _time(use.seconds), *(again if number else once)
     fastest = min(use.model_seconds for use in uses)
-    in_model = (f"peft {_time(peer.peft_model_seconds)}", f"then peft {_time(peer.tensorizer_model_seconds)}")
-    yield "adapter in the model, fastest of these", _time(fastest), *in_model
+    yield "in the model, at best", _time(fastest), _time(peer.peft_model_seconds), _time(peer.tensorizer_model_seconds)
 
 
 def _memory_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
@@ -190,7 +191,13 @@ def _memory_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
         (f"{facts.mapped_count} mapped", facts.mapped_count, facts.mapped_bytes),
         (f"all {len(workers)}", len(workers), facts.mapped_bytes + streamed_bytes),
     ):
-        yield f"memory of {who}", *(_copies(facts, taken) for taken in (held_bytes, *(count * own for own in each)))
+        yield who, *(_copies(facts, taken) for taken in (held_bytes, *(count * own for own in each)))
+
+
+def _beside(peer: Peers | PeerAdapter) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Return what the peers take, and how that is shown for each worker after the first."""
+    safetensors, tensorizer = _time(peer.safetensors_seconds), _time(peer.tensorizer_seconds)
+    return (safetensors, tensorizer), (f"{safetensors} again", f"{tensorizer} again")
 
 
 def _copies(facts: Facts, held_bytes: int) -> str:

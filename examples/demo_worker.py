@@ -12,7 +12,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,12 +31,17 @@ def main() -> None:
     address, artifact_id = sys.argv[1:]
     with warmshelf.connect(address, holder="demo worker") as shelf:
         worker = Worker(shelf)
-        commands = {"adapt": worker.adapt, "answer": worker.answer, "drop": worker.drop, "memory": worker.memory}
+        commands: dict[str, Callable[..., Mapping[str, object]]] = {
+            "acquire": partial(worker.acquire, artifact_id),
+            "adapt": worker.adapt,
+            "answer": worker.answer,
+            "drop": worker.drop,
+            "memory": worker.memory,
+        }
         print("{}", flush=True)
         for line in sys.stdin:
             command, *arguments = line.split()
-            done = worker.acquire(artifact_id) if command == "acquire" else commands[command](*arguments)
-            print(json.dumps(done), flush=True)
+            print(json.dumps(commands[command](*arguments)), flush=True)
 
 
 class Worker:

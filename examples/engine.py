@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,9 @@ ANSWER_TOKENS_MAX = 24
 
 AS_IT_IS = {"low_cpu_mem_usage": True, "autocast_adapter_dtype": False}
 """Told to peft: allocate nothing for an adapter, and cast nothing."""
+
+# peft asks transformers by the old name, each time that it adds adapters to a model.
+warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
 
 
 class Engine:

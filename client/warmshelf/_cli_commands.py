@@ -10,6 +10,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from warmshelf import _cli_bench
 from warmshelf import _cli_render as render
 from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.client import Shelf, connect
@@ -253,6 +254,29 @@ def remove(context: typer.Context, artifact_id: Id, address: Address = None, out
             render.message(catalog_pb2.RemoveArtifactResponse())
         else:
             typer.echo(f"removed {artifact_id}")
+
+
+@app.command()
+def bench(
+    context: typer.Context,
+    artifact_ids: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer reads it at run time
+        typer.Argument(metavar="[ID...]", help="Artifacts to measure; one that is not resident is loaded."),
+    ] = None,
+    source: Annotated[
+        str, typer.Option(metavar="DIR", help="Measure 256 MiB made here, where the daemon may read; then remove it.")
+    ] = "",
+    reload: Annotated[bool, typer.Option("--reload", help="Measure loads too: evict, and load again.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="How often to stream and to load.")] = 5,
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Measure how fast the daemon serves artifacts to this process."""
+    if not artifact_ids and not source:
+        raise typer.BadParameter("name an ID, or a --source directory")
+    with _daemon(context, address) as shelf:
+        found = _cli_bench.run(shelf, artifact_ids or [], source, round_count=rounds, reload=reload)
+        _cli_bench.show(found, _output(context, output))
 
 
 def _print_artifact(artifact: Artifact, output: render.Output) -> None:

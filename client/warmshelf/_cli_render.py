@@ -74,13 +74,13 @@ def artifacts(found: Iterable[Artifact]) -> None:
         )
         for artifact in found
     ]
-    _print_table(("ID", "KIND", "STATE", "SIZE", "GENERATION", "BASE", "SOURCE"), rows)
+    table(("ID", "KIND", "STATE", "SIZE", "GENERATION", "BASE", "SOURCE"), rows)
 
 
 def leases(found: Iterable[LeaseInfo]) -> None:
     """Print one line for each lease."""
     rows = [(lease.artifact_id, str(lease.generation), lease.holder, _time(lease.acquire_time)) for lease in found]
-    _print_table(("ID", "GENERATION", "HOLDER", "SINCE"), rows)
+    table(("ID", "GENERATION", "HOLDER", "SINCE"), rows)
 
 
 def capacity(found: Capacity, like_id: str) -> None:
@@ -129,6 +129,16 @@ def watch_load(artifact_id: str, steps: Iterator[Progress]) -> Artifact:
     if last is None or last.artifact is None:
         raise Internal(f"the load of {artifact_id} ended without a result")
     return last.artifact
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows below the names of their columns."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in head:
+        shown.add_column(name, overflow="fold")
+    for row in rows:
+        shown.add_row(*map(_text, row))
+    _console(sys.stdout).print(shown)
 
 
 def size(size_bytes: int) -> str:
@@ -212,15 +222,6 @@ def _print_facts(facts: Iterable[_Row]) -> None:
     table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(_text(name), _text(value))
-    _console(sys.stdout).print(table)
-
-
-def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*map(_text, row))
     _console(sys.stdout).print(table)
 
 

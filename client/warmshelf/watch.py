@@ -86,6 +86,8 @@ class Watch(Iterator[Change]):
 
     def _receive(self) -> Change:
         while not self._closed.is_set():
+            if self._feed is None and self._closed.wait(self._pause_seconds):
+                break
             feed = self._feed or self._open()
             try:
                 change = feed.receive()
@@ -102,7 +104,6 @@ class Watch(Iterator[Change]):
         raise StopIteration
 
     def _open(self) -> Feed:
-        self._closed.wait(self._pause_seconds)
         self._feed = feed = self._open_feed(self._after)
         self._starts_over = self._after == 0 and self._has_told
         if self._closed.is_set():  # before it could see this feed

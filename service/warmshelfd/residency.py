@@ -184,16 +184,21 @@ class Residency:
             if not isinstance(decision, Fits):
                 waiting(self._full(size, self.held_bytes()))
                 return None
-            evicted = await self._evict_all(decision)
+            evicted = await self._evict_all(decision, size)
         try:
             return self.arena.reserve(size)
         except ArenaFull as error:
             waiting(error)
             return None
 
-    async def _evict_all(self, decision: Fits) -> bool:
-        """Evict the victims one after another; stop and say False if one turns out to be mapped."""
+    async def _evict_all(self, decision: Fits, size: int) -> bool:
+        """Evict the victims one after another; stop and say False if one turns out to be mapped.
+
+        What is free is asked of the file system again before each: nobody is evicted for nothing.
+        """
         for victim in decision.victims:
+            if self.arena.usage().free_bytes >= size:
+                return True
             shelved = self._shelved.get(victim.segment_id)
             if shelved is None or not shelved.entries:
                 return False

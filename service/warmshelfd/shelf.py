@@ -177,7 +177,10 @@ class Shelf:
     async def _register_again(self, entry: Entry, spec: ArtifactSpec, options: RegisterOptions) -> None:
         conflict = spec_conflict(entry.spec, spec)
         if conflict and not options.replace:
-            raise SpecMismatch(f"{entry.artifact_id!r} is registered with another {conflict}", field=conflict)
+            raise SpecMismatch(
+                f"{entry.artifact_id!r} is registered with another {conflict}; replace it to change that",
+                field=conflict,
+            )
         examined = await self._look(spec, must_exist=bool(conflict))
         known = to_registration(entry)
         wanted = dataclasses.replace(
@@ -287,7 +290,9 @@ class Shelf:
             holders = self._holders(entry)
             if holders and not drain:
                 raise Leased(
-                    f"{artifact_id!r} is held by {holders} leases", artifact_id=artifact_id, lease_count=holders
+                    f"{artifact_id!r} is held by {holders} lease{'s' * (holders > 1)}",
+                    artifact_id=artifact_id,
+                    lease_count=holders,
                 )
             self.catalog.apply(artifact_id, Event.DRAIN_STARTED if holders else Event.EVICTED)
             if not holders:

@@ -13,8 +13,8 @@ import pytest
 
 from kit.segments import SegmentFile
 from kit.standin import StandIn
-from warmshelf import _cli_render, cli
-from warmshelf.v1 import artifact_pb2
+from warmshelf import Artifact, ArtifactSpec, ArtifactState, Change, ChangeKind, Source, _cli_render, cli
+from warmshelf.v1 import artifact_pb2, capabilities_pb2
 
 Run = Callable[..., tuple[int, str, str]]
 LONG_URI = "file:///models/" + "x" * 200
@@ -87,6 +87,8 @@ def test_the_numbers_of_an_error_are_printed(run: Run) -> None:
         ["list", "--output", "xml"],
         ["register", "a", "b", "--replace", "--follow"],
         ["--address", "nonsense", "list"],
+        ["watch", "--after", "-1"],
+        ["export", "a"],
     ],
 )
 def test_wrong_usage_is_status_2(run: Run, arguments: list[str]) -> None:
@@ -128,6 +130,52 @@ def test_on_a_terminal_a_load_shows_how_far_it_is(stand_in: StandIn, segment: Se
     assert done.returncode == 0
     assert b"org/a" in os.read(terminal, 1 << 16)
     os.close(terminal)
+
+
+def test_detached_loads_are_asked_for(run: Run, stand_in: StandIn, segment: SegmentFile) -> None:
+    stand_in.add("org/a", segment)
+    assert run("load", "org/a", "--detach")[0] == 0
+    assert run("load", "org/a")[0] == 0
+    assert stand_in.detached == [True, False]
+
+
+def test_changes_are_lines_of_fixed_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = Artifact("org/a", ArtifactSpec(Source("x")), state=ArtifactState.READY, generation=2)
+    found = [
+        Change(0, ChangeKind.STARTED_OVER),
+        Change(0, ChangeKind.CHANGED, artifact, "org/a"),
+        Change(7, ChangeKind.COMPLETE),
+        Change(8, ChangeKind.REMOVED, artifact_id="org/a"),
+    ]
+    _cli_render.changes(found, _cli_render.Output.TABLE)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["0", "started_over"],
+        ["0", "changed", "ready", "2", "org/a"],
+        ["7", "complete"],
+        ["8", "removed", "org/a"],
+    ]
+    assert lines[1].index("org/a") == lines[3].index("org/a")
+    _cli_render.changes(found, _cli_render.Output.JSON)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [sorted(row.keys() - {"sequence"}) for row in rows] == [
+        ["started_over"],
+        ["changed"],
+        ["snapshot_complete"],
+        ["removed_artifact_id"],
+    ]
+
+
+def test_capacity_is_printed_with_what_fits(run: Run, stand_in: StandIn) -> None:
+    stand_in.capacity = capabilities_pb2.GetCapacityResponse(
+        budget_bytes=1 << 30, free_bytes=3 << 20, fit_free_count=5, fit_evicting_count=9
+    )
+    status, out, _ = run("capacity", "--like", "org/a")
+    assert status == 0
+    assert [line.split(maxsplit=1) for line in out.splitlines()[:1]] == [["budget", "1.0 GiB (1073741824 bytes)"]]
+    assert "more like org/a  5, and 9 with evictions" in out
+    assert "more like" not in run("capacity")[1]
+    assert json.loads(run("capacity", "--output", "json")[1])["free_bytes"] == str(3 << 20)
 
 
 def test_an_artifact_is_evicted(run: Run, stand_in: StandIn, segment: SegmentFile) -> None:

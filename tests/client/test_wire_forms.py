@@ -20,6 +20,9 @@ from warmshelf.types import (
     ArtifactState,
     BaseCheck,
     Capabilities,
+    Capacity,
+    Change,
+    ChangeKind,
     Failure,
     Inspection,
     LeaseInfo,
@@ -88,6 +91,21 @@ def test_capabilities_go_round(capabilities: Capabilities) -> None:
     assert _wire.capabilities_from_proto(_wire.capabilities_to_proto(capabilities)) == capabilities
 
 
+@given(st.builds(Capacity, *[numbers] * 8))
+def test_capacity_goes_round(capacity: Capacity) -> None:
+    assert _wire.capacity_from_proto(_wire.capacity_to_proto(capacity)) == capacity
+
+
+@given(numbers, artifacts, texts.filter(bool))
+def test_changes_go_round(sequence: int, artifact: Artifact, artifact_id: str) -> None:
+    for change in (
+        Change(sequence, ChangeKind.CHANGED, artifact, artifact.artifact_id),
+        Change(sequence, ChangeKind.REMOVED, artifact_id=artifact_id),
+        Change(sequence, ChangeKind.COMPLETE),
+    ):
+        assert _wire.change_from_proto(_wire.change_to_proto(change)) == change
+
+
 shapes = st.lists(numbers, max_size=4).map(tuple)
 tensors = st.builds(TensorSpec, texts, texts, shapes, numbers, numbers, counts)
 segments = st.builds(SegmentSpec, counts, texts, numbers, numbers)
@@ -118,6 +136,8 @@ def test_a_short_form_leaves_out_config_and_module_names_and_nothing_else() -> N
 def test_a_state_or_phase_of_a_newer_daemon_is_named_and_not_guessed() -> None:
     with pytest.raises(Internal, match="artifact state 99"):
         _wire.artifact_from_proto(artifact_pb2.Artifact(state=99))  # type: ignore[arg-type]
+    with pytest.raises(Internal, match="a change"):
+        _wire.change_from_proto(catalog_pb2.WatchArtifactsResponse(sequence=1))
     with pytest.raises(Internal, match="load phase 0"):
         _wire.progress_from_proto(catalog_pb2.LoadArtifactResponse())
 

@@ -11,6 +11,7 @@ import pytest
 
 import warmshelf
 from kit.processes import Daemon, eventually
+from kit.shelf_sources import write_adapter, write_base
 from warmshelf.testing import FakeShelf
 
 BUDGET_BYTES = 16 << 20
@@ -22,6 +23,16 @@ def models(tmp_path: Path) -> Path:
     path = tmp_path / "models"
     path.mkdir()
     return path
+
+
+@pytest.fixture
+def base(models: Path) -> Path:
+    return write_base(models / "base")
+
+
+@pytest.fixture
+def adapter(models: Path) -> Path:
+    return write_adapter(models / "adapter")
 
 
 @pytest.fixture(scope="session")

@@ -1,76 +1,21 @@
-"""What every Shelf does, with a daemon or without: one suite for all of them."""
+"""What every Shelf does with artifacts, loads and leases, with a daemon or without: one suite for all."""
 
 from __future__ import annotations
 
-import inspect
-import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import warmshelf
-from kit.adapters import CONFIG, WEIGHTS, adapter_files, pair
-from kit.models import Tensor, content_digest, filled, pattern, safetensors_bytes, write_shards
+from kit.adapters import CONFIG
+from kit.models import content_digest, filled, safetensors_bytes, write_shards
 from kit.processes import eventually, read_all
-from warmshelf import ArtifactKind, ArtifactState, Change, ChangeKind, LoadPhase, errors
-from warmshelf.testing import FakeShelf
+from kit.shelf_sources import CONFIG_TEXT, MIB, TENSORS, sized, write
+from warmshelf import ArtifactKind, ArtifactState, LoadPhase, errors
 
 pytestmark = pytest.mark.e2e
-
-TENSORS: dict[str, Tensor] = {
-    "a.weight": ("BF16", (100, 30), pattern(1, 6000)),
-    "b.bias": ("F8_E4M3", (7,), pattern(2, 7)),
-    "c.scale": ("F32", (), pattern(3, 4)),
-    "d.empty": ("I64", (0, 4), b""),
-    "ü.名": ("BOOL", (3,), b"\0\1\1"),
-}
-CONFIG_TEXT = b'\xef\xbb\xbf{"model_type": "tiny", "new": 1}\n'
-MIB = 1 << 20
-
-
-@pytest.fixture
-def base(models: Path) -> Path:
-    """The directory of a base with a config and a tokenizer."""
-    directory = models / "base"
-    directory.mkdir()
-    (directory / "model.safetensors").write_bytes(safetensors_bytes(TENSORS))
-    (directory / "config.json").write_bytes(CONFIG_TEXT)
-    (directory / "tokenizer.json").write_bytes(b"{}")
-    return directory
-
-
-@pytest.fixture
-def adapter(models: Path) -> Path:
-    """The directory of an adapter of rank 8 that needs DoRA's name said."""
-    directory = models / "adapter"
-    directory.mkdir()
-    for name, data in adapter_files(pair("layers.0.q_proj", rank=8, rows=16), r=8, use_rslora=True).items():
-        (directory / name).write_bytes(data)
-    return directory
-
-
-def write(path: Path, tensors: Mapping[str, Tensor]) -> Path:
-    path.write_bytes(safetensors_bytes(tensors))
-    return path
-
-
-def sized(models: Path, name: str, size: int) -> Path:
-    return write(models / f"{name}.safetensors", {"w": ("U8", (size,), bytes(size))})
-
-
-def told(change: Change) -> tuple[str, str]:
-    return change.kind.value, change.artifact_id
-
-
-def until_ready(watch: warmshelf.Watch, artifact_id: str) -> list[Change]:
-    seen = []
-    for change in watch:
-        seen.append(change)
-        if change.artifact_id == artifact_id and change.artifact and change.artifact.state is ArtifactState.READY:
-            return seen
-    pytest.fail("the watch ended")
 
 
 class TestCatalog:
@@ -182,10 +127,10 @@ class TestCatalog:
         ids=["cut", "nonsense", "unknown dtype"],
     )
     def test_a_bad_file_is_refused_at_registration(
-        self, shelf: warmshelf.Shelf, models: Path, damage: object, error: type[errors.WarmshelfError]
+        self, shelf: warmshelf.Shelf, models: Path, damage: Callable[[bytes], bytes], error: type[errors.WarmshelfError]
     ) -> None:
         path = models / "a.safetensors"
-        path.write_bytes(damage(safetensors_bytes(filled(1))))  # type: ignore[operator]
+        path.write_bytes(damage(safetensors_bytes(filled(1))))
         with pytest.raises(error):
             shelf.register("a", path)
         assert shelf.list() == []
@@ -383,160 +328,3 @@ class TestLeases:
         assert shelf.evict("a").state is ArtifactState.REGISTERED
         with shelf.acquire("a") as again:
             assert again.generation == 1
-
-
-class TestOperating:
-    def test_capacity_counts_what_is_held_and_what_fits(self, shelf: warmshelf.Shelf, models: Path) -> None:
-        shelf.register("a", sized(models, "a", 2 * MIB))
-        empty = shelf.capacity("a")
-        assert (empty.budget_bytes, empty.resident_bytes, empty.fit_free_count) == (16 * MIB, 0, 7)
-        lease = shelf.acquire("a")
-        size = shelf.get("a").size_bytes
-        held = shelf.capacity("a")
-        assert (held.resident_bytes, held.held_bytes, held.free_bytes) == (size, size, 16 * MIB - size)
-        assert (held.fit_free_count, held.fit_evicting_count) == (6, 6)
-        shelf.remove("a")
-        gone = shelf.capacity()
-        assert (gone.resident_bytes, gone.held_bytes, gone.fit_free_count) == (size, size, 0)
-        lease.release()
-        del lease
-        eventually(lambda: shelf.capacity().free_bytes == 16 * MIB, "the bytes are given back")
-
-    def test_verify_counts_the_bytes_of_what_is_resident(self, shelf: warmshelf.Shelf, models: Path) -> None:
-        shelf.register("a", sized(models, "a", MIB))
-        with pytest.raises(errors.NotResident):
-            shelf.verify("a")
-        shelf.acquire("a").release()
-        assert MIB <= shelf.verify("a") < 2 * MIB
-
-    def test_an_export_is_a_source_with_the_same_content(
-        self, shelf: warmshelf.Shelf, base: Path, models: Path
-    ) -> None:
-        shelf.register("a", base)
-        assert shelf.export("a", models / "out").generation == 1
-        shelf.register("again", models / "out")
-        with shelf.acquire("a") as one, shelf.acquire("again") as other:
-            assert read_all(one) == read_all(other)
-            assert one.files == other.files
-        assert shelf.leases() == []
-
-    def test_an_exported_adapter_is_an_adapter(self, shelf: warmshelf.Shelf, adapter: Path, models: Path) -> None:
-        shelf.register("a", adapter)
-        shelf.export("a", models / "out")
-        assert sorted(path.name for path in (models / "out").iterdir()) == [CONFIG, WEIGHTS]
-        assert shelf.register("again", models / "out").kind is ArtifactKind.ADAPTER
-
-    def test_capabilities_say_what_can_be_read(self, shelf: warmshelf.Shelf) -> None:
-        found = shelf.capabilities()
-        assert found.arena_size_bytes == 16 * MIB
-        assert "safetensors" in found.format_names
-        assert "file" in found.source_schemes
-
-    def test_a_closed_shelf_holds_nothing_and_refuses(self, shelf: warmshelf.Shelf, base: Path) -> None:
-        shelf.register("a", base)
-        lease = shelf.acquire("a")
-        shelf.close()
-        shelf.close()
-        assert lease["a.weight"] == TENSORS["a.weight"][2]
-        lease.release()
-        for call in (shelf.list, shelf.leases, shelf.capacity, lambda: next(shelf.watch())):
-            with pytest.raises(errors.InvalidRequest, match="closed"):
-                call()
-
-
-class TestWatch:
-    def test_a_watch_begins_with_everything_and_goes_on(self, shelf: warmshelf.Shelf, base: Path) -> None:
-        for name in "ba":
-            shelf.register(name, base)
-        with shelf.watch() as watch:
-            first = [next(watch) for _ in range(3)]
-            assert [told(change) for change in first] == [("changed", "a"), ("changed", "b"), ("complete", "")]
-            assert first[0].artifact == shelf.get("a")
-            assert [change.sequence for change in first[:2]] == [0, 0]
-            shelf.acquire("a").release()
-            seen = until_ready(watch, "a")
-            shelf.remove("b")
-            seen.append(next(watch))
-            while seen[-1].kind is not ChangeKind.REMOVED:  # a digest may have been learnt in between
-                seen.append(next(watch))
-            assert told(seen[-1]) == ("removed", "b")
-        numbers = [change.sequence for change in seen]
-        assert numbers == list(range(first[-1].sequence + 1, first[-1].sequence + 1 + len(numbers)))
-        with shelf.watch(after=numbers[0]) as again:
-            assert [next(again).sequence for _ in numbers[1:]] == numbers[1:]
-
-    def test_a_number_of_nobody_starts_over(self, shelf: warmshelf.Shelf, base: Path) -> None:
-        shelf.register("a", base)
-        with shelf.watch(after=2**62) as watch:
-            seen = [told(next(watch)) for _ in range(3)]
-        assert seen == [("started_over", ""), ("changed", "a"), ("complete", "")]
-
-    def test_a_negative_number_is_refused(self, shelf: warmshelf.Shelf) -> None:
-        for after in (-1, 2**63):
-            with pytest.raises(errors.InvalidRequest):
-                shelf.watch(after=after)
-
-    def test_closing_ends_a_watch_that_waits(self, shelf: warmshelf.Shelf) -> None:
-        watch = shelf.watch()
-        assert next(watch).kind is ChangeKind.COMPLETE
-        ended = threading.Thread(target=lambda: list(watch))
-        ended.start()
-        watch.close()
-        watch.close()
-        ended.join(10)
-        assert not ended.is_alive()
-        with pytest.raises(StopIteration):
-            next(watch)
-
-    def test_closing_the_shelf_ends_it_too(self, shelf: warmshelf.Shelf) -> None:
-        watch = shelf.watch()
-        assert next(watch).kind is ChangeKind.COMPLETE
-        raised: list[BaseException] = []
-
-        def read() -> None:
-            try:
-                next(watch)
-            except errors.WarmshelfError as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        shelf.close()
-        thread.join(10)
-        assert [type(error) for error in raised] == [errors.InvalidRequest]
-
-
-def test_a_fake_has_every_method_of_a_shelf_as_it_is() -> None:
-    public = {name: member for name, member in vars(warmshelf.Shelf).items() if not name.startswith("_")}
-    assert {"acquire", "watch", "export"} <= public.keys()
-    for name, member in public.items():
-        assert inspect.signature(member) == inspect.signature(getattr(FakeShelf, name)), name
-
-
-def test_only_what_rests_on_others_is_inherited_by_a_fake() -> None:
-    public = {name for name in vars(warmshelf.Shelf) if not name.startswith("_")}
-    assert public - vars(FakeShelf).keys() == {"watch", "export"}
-
-
-def test_tensors_are_added_to_a_fake_without_a_file() -> None:
-    tensors = {"l.lora_A.weight": ("BF16", (4, 8), bytes(64)), "l.lora_B.weight": ("BF16", (8, 4), bytes(64))}
-    with FakeShelf() as shelf:
-        adapter = shelf.add("a", tensors, config={"peft_type": "LORA", "use_dora": True}, files={"x.txt": b"x"})
-        assert adapter.kind is ArtifactKind.ADAPTER
-        with shelf.acquire("a", features=["dora"]) as lease:
-            assert dict(lease.files) == {CONFIG: json.dumps(lease.config).encode(), "x.txt": b"x"}
-            assert lease.specs["l.lora_A.weight"].shape == (4, 8)
-        with pytest.raises(errors.FeatureUnsupported):
-            shelf.acquire("a", features=[])
-        assert shelf.add("a", tensors, config=lease_config()).generation == 1
-        with pytest.raises(errors.SourceChanged):
-            shelf.add("a", filled(1))
-        assert shelf.add("a", filled(1), replace=True).kind is ArtifactKind.BASE
-        with pytest.raises(errors.MalformedArtifact):
-            shelf.add("b", {"w": ("F32", (2,), b"four")})
-        with pytest.raises(errors.UnsupportedDtype):
-            shelf.add("b", {"w": ("F31", (1,), b"four")})
-
-
-def lease_config() -> dict[str, object]:
-    return {"peft_type": "LORA", "use_dora": True}

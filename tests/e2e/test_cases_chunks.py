@@ -33,7 +33,7 @@ ODD: dict[str, Tensor] = {
 """A tensor of 9 MiB, and others that begin and end at odd places."""
 
 
-@pytest.mark.parametrize("chunk", ["64KiB", "128KiB", "1MiB", "2MiB"])
+@pytest.mark.parametrize("chunk", ["64KiB", "1MiB", "2MiB"])
 def test_tensors_arrive_exactly_whatever_the_size_of_a_chunk(daemon: Daemon, models: Path, chunk: str) -> None:
     """B48: chunks that are no multiple of an element or a tensor; default options on the other side."""
     (models / "odd.safetensors").write_bytes(safetensors_bytes(ODD))
@@ -52,7 +52,7 @@ def test_tensors_arrive_exactly_whatever_the_size_of_a_chunk(daemon: Daemon, mod
             assert [part.offset_bytes for part in chunks][0] == offset
 
 
-@pytest.mark.parametrize("chunk", ["4MiB", "64MiB", "3MiB", "7", "0", "-1", "1000000"])
+@pytest.mark.parametrize("chunk", ["4MiB", "7", "1000000"])
 def test_a_chunk_that_clients_could_not_take_is_refused_at_start(daemon: Daemon, chunk: str) -> None:
     """B48: too large, too small or no power of two: told at once, with what is right."""
     daemon.start(env={"WARMSHELF_CHUNK_BYTES": chunk}, wait=False)
@@ -140,12 +140,11 @@ def assert_serves(daemon: Daemon, tensors: dict[str, bytes]) -> None:
             assert read_all(lease) == tensors
 
 
-@pytest.mark.parametrize("over", ["socket", "TCP"])
 def test_a_hundred_stalled_readers_take_nothing_from_others_and_are_let_go_when_they_cancel(
-    daemon: Daemon, resident: dict[str, bytes], start_worker: Callable[..., Worker], over: str
+    daemon: Daemon, resident: dict[str, bytes], start_worker: Callable[..., Worker]
 ) -> None:
     """B49 (a): as many as there could be threads; then each cancels."""
-    worker = start_worker(STALLED, daemon.address if over == "socket" else daemon.tcp_address, str(READERS))
+    worker = start_worker(STALLED, daemon.tcp_address, str(READERS))
     assert worker.line() == "stalled"
     assert_serves(daemon, resident)
     worker.tell("cancel")

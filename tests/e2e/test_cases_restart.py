@@ -33,31 +33,31 @@ def tensors(daemon: Daemon, models: Path) -> dict[str, bytes]:
     return tensors
 
 
-@pytest.fixture(params=["socket", "TCP"])
-def shelf(request: pytest.FixtureRequest, daemon: Daemon, tensors: dict[str, bytes]) -> Iterator[warmshelf.Shelf]:
-    """A worker's shelf, that lives on while the daemon is started anew at the same addresses."""
-    with warmshelf.connect(daemon.address if request.param == "socket" else daemon.tcp_address) as it:
-        yield it
+@pytest.fixture
+def shelves(daemon: Daemon, tensors: dict[str, bytes]) -> Iterator[list[warmshelf.Shelf]]:
+    """Workers over the socket and over TCP, that live on while the daemon is started anew at the same addresses."""
+    with daemon.connect() as mapping, warmshelf.connect(daemon.tcp_address) as streaming:
+        yield [mapping, streaming]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_after_a_restart_the_same_shelf_acquires_by_id_within_three_seconds(
-    daemon: Daemon, models: Path, tensors: dict[str, bytes], shelf: warmshelf.Shelf, number: signal.Signals
+    daemon: Daemon, models: Path, tensors: dict[str, bytes], shelves: list[warmshelf.Shelf], number: signal.Signals
 ) -> None:
     """B53: without registering or reading the source again; the old mapping and the old lease do no harm."""
-    old = shelf.acquire("a", timeout=20)
+    old = [shelf.acquire("a", timeout=20) for shelf in shelves]
     daemon.kill(number)
     (models / "a.safetensors").unlink()
     daemon.start()
     start = time.monotonic()
-    again = shelf.acquire("a", timeout=20, resident_only=True)
+    again = [shelf.acquire("a", timeout=20, resident_only=True) for shelf in shelves]
     assert time.monotonic() - start < RECONNECT_SECONDS
-    assert read_all(again) == read_all(old) == tensors
-    assert again.generation == old.generation == 1
-    old.release()
-    old.release()
-    assert len(shelf.leases()) == 1
-    assert read_all(again) == tensors
+    for lease in (*old, *again):
+        assert (read_all(lease), lease.generation) == (tensors, 1)
+    for lease in (*old, *old):
+        lease.release()
+    assert len(shelves[0].leases()) == 2
+    assert [read_all(lease) == tensors for lease in again] == [True, True]
 
 
 def test_a_restart_between_any_two_calls_is_not_noticed(
@@ -82,42 +82,43 @@ def test_a_restart_between_any_two_calls_is_not_noticed(
 
 
 def test_a_call_made_while_the_daemon_is_away_is_answered_when_it_is_back(
-    daemon: Daemon, tensors: dict[str, bytes], shelf: warmshelf.Shelf
+    daemon: Daemon, tensors: dict[str, bytes], shelves: list[warmshelf.Shelf]
 ) -> None:
     """B53: a rolling update is a wait, not an error."""
-    shelf.get("a")
+    for shelf in shelves:
+        shelf.get("a")
     daemon.kill()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(shelf.acquire, "a", timeout=30)
-        with pytest.raises((errors.DaemonUnreachable, errors.DeadlineExceeded)):
-            shelf.acquire("a", timeout=0.5)
-        assert not waiting.done()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(shelf.acquire, "a", timeout=30) for shelf in shelves]
+        for shelf in shelves:
+            with pytest.raises((errors.DaemonUnreachable, errors.DeadlineExceeded)):
+                shelf.acquire("a", timeout=0.5)
         daemon.start()
-        assert read_all(waiting.result()) == tensors
+        assert [read_all(one.result()) == tensors for one in waiting] == [True, True]
 
 
-def test_after_a_long_absence_the_reconnect_takes_seconds(daemon: Daemon, tensors: dict[str, bytes]) -> None:
+def test_after_a_long_absence_the_reconnect_takes_seconds(
+    daemon: Daemon, tensors: dict[str, bytes], shelves: list[warmshelf.Shelf]
+) -> None:
     """B53: calls go on failing all the while, so that any back-off grows.
 
     Ten seconds instead of a minute: a back-off that doubles from its usual first second
     would wait 16 s by then, and ours has long been at its longest, two.
     """
-    with daemon.connect() as mapping, warmshelf.connect(daemon.tcp_address) as streaming:
-        shelves = (mapping, streaming)
+    for shelf in shelves:
+        shelf.get("a")
+    daemon.kill()
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
         for shelf in shelves:
-            shelf.get("a")
-        daemon.kill()
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            for shelf in shelves:
-                with pytest.raises((errors.DaemonUnreachable, errors.DeadlineExceeded)):
-                    shelf.acquire("a", timeout=1)
-        daemon.start()
-        start = time.monotonic()
-        for shelf in shelves:
-            with shelf.acquire("a", timeout=20) as lease:
-                assert read_all(lease) == tensors
-        assert time.monotonic() - start < RECONNECT_SECONDS
+            with pytest.raises((errors.DaemonUnreachable, errors.DeadlineExceeded)):
+                shelf.acquire("a", timeout=1)
+    daemon.start()
+    start = time.monotonic()
+    for shelf in shelves:
+        with shelf.acquire("a", timeout=20) as lease:
+            assert read_all(lease) == tensors
+    assert time.monotonic() - start < RECONNECT_SECONDS
 
 
 def test_a_first_contact_with_nobody_there_is_told_within_seconds(daemon: Daemon) -> None:

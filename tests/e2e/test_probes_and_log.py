@@ -17,7 +17,6 @@ from kit.models import write_model
 from kit.plain import Plain, refused
 from kit.processes import Daemon, eventually
 from kit.scrape import HTTP, Pages, pages_of
-from warmshelf.v1 import catalog_pb2
 
 
 @pytest.fixture
@@ -89,13 +88,15 @@ def test_ready_stays_when_loads_fail_and_goes_when_the_daemon_stops(
     with refused(grpc.StatusCode.NOT_FOUND, "SOURCE_NOT_FOUND"):
         plain.acquire("a")
     assert [pages.status(path) for path in ("/startupz", "/readyz", "/livez")] == [200, 200, 200]
-    watch = plain.catalog.WatchArtifacts(catalog_pb2.WatchArtifactsRequest(), timeout=20)
-    next(watch)  # a call under way: the daemon waits for it
+    write_model(models / "b.safetensors", 2, size=24 << 20)
+    plain.register("b", models / "b.safetensors")
+    unread = plain.read(plain.acquire("b").lease.lease_id)
+    next(unread)  # a call under way: the daemon waits for it
     assert served.process is not None
     served.process.send_signal(signal.SIGTERM)
     eventually(lambda: pages.status("/readyz") == 503, "no longer ready")
     assert (pages.status("/livez"), pages.status("/startupz")) == (200, 200)
-    watch.cancel()
+    unread.cancel()
     plain.session.cancel()
     assert served.wait() == 0
 

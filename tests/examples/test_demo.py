@@ -67,13 +67,45 @@ def test_every_worker_has_the_very_bits_of_the_file(facts):
     assert {worker["digest"] for worker in facts["workers"]} == {facts["peers"]["digest"]}
 
 
+def uses(facts):
+    """Every acquire of an adapter, as its worker told it."""
+    return [use for worker in facts["workers"] for use in worker["adapters"]]
+
+
+def test_every_worker_answers_with_the_adapter_as_peft_does_from_disk(facts):
+    text = facts["peers"]["adapter"]["text"]
+    assert text == "Paris, says the adapter, which came by its ID alone."
+    assert {use["text"] for use in uses(facts)} == {text}
+    assert {worker["adapter_text_after"] for worker in facts["workers"]} == {text}
+
+
+def test_both_forms_of_the_adapter_are_mapped_and_streamed(facts):
+    acquired = {(use["artifact_id"], use["transport"]) for use in uses(facts)}
+    assert acquired == {(name, way) for name in ("demo/lora", "demo/lora-tensors") for way in ("mapped", "streamed")}
+    assert {use["digest"] for use in uses(facts)} == {facts["peers"]["adapter"]["digest"]}
+
+
+def test_equal_content_is_one_segment_and_another_after_the_eviction(facts):
+    cold, cold_tensors, *later = uses(facts)
+    assert cold["segment_id"] == cold_tensors["segment_id"]
+    assert len({use["segment_id"] for use in later}) == 1
+    assert later[0]["segment_id"] != cold["segment_id"]
+    assert facts["evicted_bytes"] >= facts["peers"]["adapter"]["tensor_bytes"]
+
+
 def test_mapped_workers_share_one_copy_and_the_streamed_one_has_its_own(facts):
-    one_copy = facts["peers"]["tensor_bytes"]
+    model, adapter = facts["peers"]["tensor_bytes"], facts["peers"]["adapter"]["tensor_bytes"]
     own = {"mapped": 0, "streamed": 0}
     for worker in facts["workers"]:
         own[worker["transport"]] += worker["own_bytes"]
-    assert one_copy <= facts["arena_bytes"] + own["mapped"] < 1.1 * one_copy
-    assert one_copy <= own["streamed"] < 1.1 * one_copy
+    assert model + adapter <= facts["arena_bytes"] + own["mapped"] < 1.1 * (model + adapter)
+    assert model + 2 * adapter <= own["streamed"] < 1.1 * (model + 2 * adapter)
+
+
+def test_all_times_beside_the_peers_were_measured(facts):
+    adapter = facts["peers"]["adapter"]
+    assert min(adapter["peft_model_seconds"], adapter["tensorizer_model_seconds"]) > adapter["safetensors_seconds"] > 0
+    assert all(use["model_seconds"] > use["seconds"] > 0 for use in uses(facts))
 
 
 def test_a_finished_demo_leaves_no_process_and_no_file(facts):

@@ -1,8 +1,8 @@
 """The core of a daemon in a process of its own: everything but its servers, so that it can be killed many times a second.
 
-``python -m kit.core_process SOCKET`` listens there and forks a core for every
-connection, which then does what it is told through that connection. All that it does
-runs on one event loop, as in the daemon. ``kit.cores`` is the other end.
+``main`` listens at a socket and forks a core for every connection, which then does
+what it is told through that connection. All that it does runs on one event loop, as in
+the daemon. ``kit.cores`` is the other end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -350,7 +349,3 @@ def main(socket_path: str) -> None:
                 _run_core(connection)
                 os._exit(0)
             connection.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -19,6 +19,7 @@ from kit.core_process import QUIET_SECONDS, Places
 from warmshelf.errors import WarmshelfError
 
 _ROOT = Path(__file__).resolve().parents[2]
+_MAIN = "import sys; from kit.core_process import main; main(sys.argv[1])"
 _LOST_SECONDS = QUIET_SECONDS + 10
 
 
@@ -49,6 +50,7 @@ class Core:
         connection.send(places)
         self.pid = connection.recv()
         assert isinstance(self.pid, int), self.pid
+        self.is_alive = True
         self._fd = os.pidfd_open(self.pid)
 
     def begin(self, name: str, *arguments: Any, delay_seconds: float = 0.0) -> int:
@@ -119,7 +121,7 @@ class Core:
     def _wait(self) -> None:
         assert select.select([self._fd], [], [], _LOST_SECONDS)[0], "the process has not ended"
         os.close(self._fd)
-        self._connection.close()
+        self.is_alive = False
 
 
 class Cores:
@@ -131,18 +133,27 @@ class Cores:
         path = os.pathsep.join(str(_ROOT / part) for part in ("client", "service", "tests"))
         environ = {k: v for k, v in os.environ.items() if not k.startswith("WARMSHELF_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kit.core_process", self._socket],
+            [sys.executable, "-c", _MAIN, self._socket],
             env={**environ, "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "listening\n"
+        self._last: Core | None = None
 
     def start(self, places: Places) -> Core:
-        return Core(Client(self._socket, "AF_UNIX"), places)
+        """Start a core; the one before it has ended, or ends now."""
+        self._end_last()
+        self._last = Core(Client(self._socket, "AF_UNIX"), places)
+        return self._last
 
     def close(self) -> None:
+        self._end_last()
         self._process.kill()
         self._process.communicate()
         self._directory.cleanup()
+
+    def _end_last(self) -> None:
+        if self._last is not None and self._last.is_alive:
+            self._last.kill()

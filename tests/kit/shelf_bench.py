@@ -104,7 +104,12 @@ class Bench:
     # --- calls ----------------------------------------------------------------
 
     def run(
-        self, calls: Sequence[Call], delays: Iterable[float] = (), *, kill_after: float | None = None, faulty: bool = False
+        self,
+        calls: Sequence[Call],
+        delays: Iterable[float] = (),
+        *,
+        kill_after: float | None = None,
+        faulty: bool = False,
     ) -> list[Told]:
         """Make calls, all at once or each after its delay; explain the answers and look at everything."""
         delays = [*delays, *[0.0] * len(calls)]
@@ -224,7 +229,12 @@ class Bench:
     # --- death ----------------------------------------------------------------
 
     def restart(
-        self, *, busy: bool = False, calls: Sequence[tuple[Call, Told]] = (), world: World | None = None, orderly: bool = False
+        self,
+        *,
+        busy: bool = False,
+        calls: Sequence[tuple[Call, Told]] = (),
+        world: World | None = None,
+        orderly: bool = False,
     ) -> None:
         """End the core, if it has not died, and start another one on what it left."""
         if orderly:
@@ -291,7 +301,9 @@ class Bench:
         if not any(isinstance(call, (model.Acquire, model.Load)) for call, _ in calls):
             return set()
         named = {call.artifact_id for call, _ in calls}
-        return {i for i in before.segments if i not in named and i in self.seen.artifacts and i not in self.seen.segments}
+        return {
+            i for i in before.segments if i not in named and i in self.seen.artifacts and i not in self.seen.segments
+        }
 
     def _check_evicted(self, before: Snapshot, evicted: Iterable[str]) -> None:
         held = {held.segment_id for held in self.held if held.lease_id or held.image is not None}

@@ -321,9 +321,7 @@ class Told:
     is_open: bool = False
 
 
-def ends(
-    starts: Iterable[Maybe], calls: Sequence[tuple[Call, Told]], world: World, *, alone: bool
-) -> frozenset[Maybe]:
+def ends(starts: Iterable[Maybe], calls: Sequence[tuple[Call, Told]], world: World, *, alone: bool) -> frozenset[Maybe]:
     """Return every state in which the artifact can be after these calls, in any order that explains the answers."""
     found: set[Maybe] = set()
     seen: set[tuple[Maybe, frozenset[int]]] = set()

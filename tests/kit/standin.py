@@ -52,6 +52,11 @@ class StandIn:
         self.acquires: list[lease_pb2.AcquireLeaseRequest] = []
         self.peers: set[str] = set()  # of sessions
         self.faults: list[Fault] = []  # one for each coming read
+        self.detached: list[bool] = []  # of each load
+        self.capacity = capabilities_pb2.GetCapacityResponse()
+        self.changes: list[int] = []  # numbers above 1, the one after a snapshot, which is empty
+        self.ends_watches = False  # once all changes are told
+        self.watch_ended = threading.Event()
         self.session_ended = threading.Condition(self.lock)
         self.stopping = threading.Event()
         self._server: grpc.Server | None = None
@@ -137,6 +142,7 @@ class _Servicer(
 
     def LoadArtifact(self, request: Any, context: Any) -> Any:
         artifact = self._artifact(request.artifact_id, context)
+        self._it.detached.append(request.detach)
         for done in (0, 5, 10):
             yield catalog_pb2.LoadArtifactResponse(phase=catalog_pb2.LOAD_PHASE_READ, done_bytes=done, total_bytes=10)
         yield catalog_pb2.LoadArtifactResponse(phase=catalog_pb2.LOAD_PHASE_SEAL, artifact=artifact)
@@ -151,8 +157,23 @@ class _Servicer(
         del self._it.artifacts[request.artifact_id]
         return catalog_pb2.RemoveArtifactResponse()
 
+    def WatchArtifacts(self, request: Any, context: Any) -> Any:
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        if request.after_sequence == 0:
+            yield catalog_pb2.WatchArtifactsResponse(sequence=1, snapshot_complete={})
+        for sequence in self._it.changes:
+            if sequence > request.after_sequence:
+                yield catalog_pb2.WatchArtifactsResponse(sequence=sequence, removed_artifact_id="org/a")
+        if not self._it.ends_watches:
+            ended.wait()
+        self._it.watch_ended.set()
+
     def GetCapabilities(self, request: Any, context: Any) -> Any:
         return capabilities_pb2.GetCapabilitiesResponse(daemon_version="0", format_names=["safetensors"])
+
+    def GetCapacity(self, request: Any, context: Any) -> Any:
+        return self._it.capacity
 
     def OpenSession(self, request: Any, context: Any) -> Any:
         session_id = uuid.uuid4().hex
