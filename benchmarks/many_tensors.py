@@ -51,9 +51,9 @@ def _round(context: Context, daemon: Daemon, shelf: warmshelf.Shelf, file: Path,
             for _ in shelf.load(ARTIFACT_ID):
                 pass
         watch.call("map", lambda: _map(context, shelf))
-        context.wait_quiet(daemon.pid)
-        shelf.remove(ARTIFACT_ID)
     watch.add("health, p99", p99(seconds))
+    context.wait_quiet(daemon.pid)
+    shelf.remove(ARTIFACT_ID)
 
 
 def _map(context: Context, shelf: warmshelf.Shelf) -> object:

@@ -101,27 +101,28 @@ class Settings(BaseSettings):
     # --- options of the command line ----------------------------------------
 
     listen: Annotated[tuple[Address, ...], Field(min_length=1)]
-    """Addresses to serve on: `unix:///ABSOLUTE/PATH` or `HOST:PORT`. Replaces the default."""
+    """`unix:///PATH` or `HOST:PORT`. Default: `api.sock` in `$XDG_RUNTIME_DIR/warmshelf` or `/tmp/warmshelf-$UID`."""
     arena: Annotated[str, AfterValidator(_check_arena)]
-    """Directory of the segments, on a memory file system."""
+    """Directory of the segments, on a memory file system. Default: `/dev/shm/warmshelf-$UID`."""
     budget: Size | None = None
-    """Bytes the arena may hold. Default: half of what its file system has free."""
+    """Bytes the arena may hold. Default: half of what its file system has free, or what the cgroup leaves if less."""
     adapter_floor: Annotated[Share, BeforeValidator(parse_share)] = Share(percent=20)
-    """What bases must leave to resident adapters: bytes, or a share of the budget."""
+    """What bases must leave to resident adapters: bytes, or a share of the budget. Default: `20%`."""
     pin: PinPolicy = PinPolicy.PREFER
-    """Whether segments are page-locked: `prefer`, `require` or `off`."""
+    """Whether segments are page-locked: `prefer`, `require` or `off`. Default: `prefer`."""
     registry: Annotated[str, AfterValidator(_check_registry)]
-    """Where registrations are kept: `sqlite:///ABSOLUTE/PATH`."""
+    """`sqlite:///PATH`. Default: `warmshelf/registry.sqlite` in `$XDG_STATE_HOME`, else in `~/.local/state`."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
-    """Prefixes that sources may lie under, such as `file:///models`; everything else is refused."""
+    """Prefixes that sources may lie under, such as `file:///models`; all else is refused. Default: the current
+    directory, while only Unix sockets are listened on and it is not `/`; else nothing."""
     declare: str | None = None
-    """TOML file of artifacts to register, and patterns of IDs that may be; read again when it changes."""
+    """TOML file of artifacts to register, and patterns of IDs; read again when it changes. Default: none."""
     preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
-    """IDs to make resident at start, in this order."""
+    """IDs to make resident at start, in this order. Default: none."""
     http: Annotated[Address, AfterValidator(_check_http)] | None = None
     """`HOST:PORT` of `/metrics` and of the probes `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
-    """How the log's lines look: `json`, `text`, or `auto`, which is text on a terminal and else JSON."""
+    """How the log's lines look: `json`, `text`, or `auto`: text on a terminal, else JSON. Default: `auto`."""
     purge: bool = False
     """Empty the arena and exit. Only on the command line."""
 
@@ -367,7 +368,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="warmshelfd",
         description="Keeps model weights and LoRA adapters in host memory and hands them to inference workers.",
-        epilog="Every option, and every limit, is also a key of the file and an environment variable WARMSHELF_*.",
+        epilog="Every option but --config, --purge, --version and --help, and every limit, is also a key of the file "
+        "and an environment variable WARMSHELF_*. WARMSHELF_CONFIG names the file.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )

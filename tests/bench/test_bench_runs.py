@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plot, readme, report, trace
+from benchmarks import plot, readme, report, run, trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,17 +34,26 @@ HUGE_PAGES_ONLY = {"cold": 4, "tensors": 2}
 MOUNTS = os.geteuid() == 0
 
 
-def run(module, *arguments):
-    command = [sys.executable, "-W", "error", "-m", f"benchmarks.{module}", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     out = tmp_path_factory.mktemp("bench")
-    done = run("run", "--quick", "--out", str(out))
+    command = [sys.executable, "-W", "error", "-m", "benchmarks.run", "--quick", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return out, done.stdout
+
+
+@pytest.fixture
+def main(monkeypatch, capsys):
+    """Runs a module of the benchmarks in this process and returns status, output and error output."""
+
+    def run_it(module, *arguments):
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            sys.exit(module.main())
+        return (caught.value.code, *capsys.readouterr())
+
+    return run_it
 
 
 @pytest.mark.e2e
@@ -75,11 +84,11 @@ def test_nothing_but_the_samples_stays(measured):
     assert [path.name for path in measured[0].iterdir() if path.is_dir()] == []
 
 
-def test_an_unknown_row_is_named_with_those_there_are(tmp_path):
-    done = run("run", "--quick", "--out", str(tmp_path), "--rows", "cold,nonsense")
-    assert done.returncode == 2
-    assert "no such row: nonsense" in done.stderr
-    assert "restart" in done.stderr
+def test_an_unknown_row_is_named_with_those_there_are(main, tmp_path):
+    status, _, err = main(run, "--quick", "--out", tmp_path, "--rows", "cold,nonsense")
+    assert status == 2
+    assert "no such row: nonsense" in err
+    assert "restart" in err
 
 
 def test_no_two_rows_have_one_key_and_what_is_read_again_is_what_was_kept(measured):
@@ -93,10 +102,8 @@ def test_no_two_rows_have_one_key_and_what_is_read_again_is_what_was_kept(measur
         assert row.other.value == kept[row.key]["other_value"]
 
 
-def test_a_quick_figure_is_drawn_beside_its_samples_and_says_that_it_is_quick(measured):
-    done = run("plot", str(measured[0]))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(measured[0] / "bench.png")
+def test_a_quick_figure_is_drawn_beside_its_samples_and_says_that_it_is_quick(main, measured):
+    assert main(plot, measured[0]) == (0, f"{measured[0] / 'bench.png'}\n", "")
     assert (measured[0] / "bench.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert "QUICK" in plot.draw(*report.read(measured[0])).get_supxlabel()
 
@@ -116,11 +123,11 @@ def test_a_figure_of_some_rows_has_only_their_panels(measured):
     assert len(figure.axes) == 1
 
 
-@pytest.mark.parametrize("module", ["plot", "readme"])
-def test_without_samples_it_says_what_to_run(tmp_path, module):
-    done = run(module, str(tmp_path))
-    assert done.returncode == 1
-    assert "run benchmarks.run first" in done.stderr
+@pytest.mark.parametrize("module", [plot, readme])
+def test_without_samples_it_says_what_to_run(main, tmp_path, module):
+    status, _, err = main(module, tmp_path)
+    assert status == 1
+    assert "run benchmarks.run first" in err
 
 
 def test_the_readme_gets_every_row_between_its_marks(measured):
@@ -134,14 +141,13 @@ def test_the_readme_gets_every_row_between_its_marks(measured):
         readme.put("<!-- figures -->\n", part)
 
 
-def test_figures_of_a_quick_run_are_printed_but_not_written(measured, tmp_path):
-    printed = run("readme", str(measured[0]))
-    assert printed.stdout == readme.figures(*report.read(measured[0]))
+def test_figures_of_a_quick_run_are_printed_but_not_written(main, measured, tmp_path):
+    assert main(readme, measured[0]) == (0, readme.figures(*report.read(measured[0])), "")
     target = tmp_path / "README.md"
     target.write_text("<!-- figures -->\n<!-- end of figures -->\n")
-    refused = run("readme", str(measured[0]), "--write", str(target))
-    assert refused.returncode == 1
-    assert "quick" in refused.stderr
+    status, _, err = main(readme, measured[0], "--write", target)
+    assert status == 1
+    assert "quick" in err
     assert target.read_text() == "<!-- figures -->\n<!-- end of figures -->\n"
 
 

@@ -62,7 +62,8 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(script: Script, after: int = 0) -> list[Change]:
     """Return all that a watch tells until the daemon stays away."""
-    watch, seen = Watch(script, after), []
+    watch = Watch(script, after)
+    seen: list[Change] = []
     with pytest.raises(errors.DaemonUnreachable, match="stays away"):
         seen.extend(iter(lambda: next(watch), None))
     return seen

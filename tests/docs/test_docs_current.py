@@ -39,7 +39,6 @@ CODE = sorted(
 
 FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
-    "HAS_ADAPTERS": "dropped, as decision 0007 tells",
 }
 """Names in capitals that the documents may use though no code does."""
 

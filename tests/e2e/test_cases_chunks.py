@@ -49,7 +49,7 @@ def test_tensors_arrive_exactly_whatever_the_size_of_a_chunk(daemon: Daemon, mod
         for offset, limit in ((0, 1), (1, 65_535), (65_535, 2), (MIB - 1, MIB + 2), (3 * MIB + 7, 5 * MIB + 1)):
             chunks = list(plain.read(answer.lease.lease_id, offset, limit))
             assert sum(len(part.data) for part in chunks) == limit
-            assert [part.offset_bytes for part in chunks][0] == offset
+            assert chunks[0].offset_bytes == offset
 
 
 @pytest.mark.parametrize("chunk", ["4MiB", "7", "1000000"])
@@ -96,7 +96,8 @@ from warmshelf.v1 import transfer_pb2, transfer_pb2_grpc
 plain = Plain(sys.argv[1])
 lease_id = plain.acquire("a").lease.lease_id
 request = transfer_pb2.ReadSegmentRequest(lease_id=lease_id, session_id=plain.session_id)
-channels = [grpc.insecure_channel(sys.argv[1], [("grpc.use_local_subchannel_pool", 1)]) for _ in range(int(sys.argv[2]))]
+options = [("grpc.use_local_subchannel_pool", 1)]
+channels = [grpc.insecure_channel(sys.argv[1], options) for _ in range(int(sys.argv[2]))]
 streams = [transfer_pb2_grpc.TransferServiceStub(channel).ReadSegment(request) for channel in channels]
 for stream in streams:
     next(stream)

@@ -94,7 +94,9 @@ def test_what_the_daemon_refuses_is_status_1_with_reason_text_and_numbers(
         assert [a["artifact_id"] for a in json.loads(some.stdout)["artifacts"]] == ["good"]
 
 
-@pytest.mark.parametrize("arguments", [("fly",), ("load",), ("show", "a", "--output", "xml"), ("--address", "x", "list")])
+@pytest.mark.parametrize(
+    "arguments", [("fly",), ("load",), ("show", "a", "--output", "xml"), ("--address", "x", "list")]
+)
 def test_wrong_usage_is_status_2(command: Command, arguments: tuple[str, ...]) -> None:
     done = command(*arguments)
     assert (done.returncode, done.stdout) == (2, "")

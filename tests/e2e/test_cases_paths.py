@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -17,7 +15,7 @@ import pytest
 import warmshelf
 from kit.models import filled, safetensors_bytes
 from kit.plain import Plain
-from kit.processes import Daemon, eventually, read_all
+from kit.processes import Daemon, Worker, eventually, read_all
 from warmshelf import errors
 
 SECRET, HIDDEN = "secret.safetensors", "hidden.safetensors"
@@ -171,25 +169,28 @@ def test_a_link_that_leads_outside_after_registration_is_refused_at_the_load(
         assert shared.segments() == []
 
 
-def test_a_link_swapped_all_the_time_never_shows_the_outside(shared: Daemon, models: Path, outside: Path) -> None:
+SWAPPER = """
+import os, sys, time
+link, *targets = sys.argv[1:]
+while True:
+    for target in targets:
+        os.symlink(target, link + ".next")
+        os.replace(link + ".next", link)
+        time.sleep(0.002)  # about as long as a registration takes
+"""
+
+
+def test_a_link_swapped_all_the_time_never_shows_the_outside(
+    shared: Daemon, models: Path, outside: Path, start_worker: Callable[..., Worker]
+) -> None:
     """B54: between check and opening; what is served is what lies inside."""
-    (models / "good.safetensors").write_bytes(safetensors_bytes(INSIDE))
-    link = models / "link.safetensors"
-    link.symlink_to("good.safetensors")
-    stop = threading.Event()
-
-    def swap() -> None:
-        while not stop.is_set():
-            for target in (outside / SECRET, models / "good.safetensors"):
-                (models / "next").symlink_to(target)
-                (models / "next").replace(link)
-
-    with shared.connect() as shelf, ThreadPoolExecutor(1) as pool:
-        swapping = pool.submit(swap)
+    good, link = models / "good.safetensors", models / "link.safetensors"
+    good.write_bytes(safetensors_bytes(INSIDE))
+    link.symlink_to(good)
+    start_worker(SWAPPER, str(link), str(outside / SECRET), str(good))
+    with shared.connect() as shelf:
         kinds = {serve(shelf, link) for _ in range(150)}
         eventually(lambda: not kinds.update([serve(shelf, link)]) and "inside" in kinds, "the inside was met too")
-        stop.set()
-        swapping.result()
     assert "outside" not in kinds
 
 
@@ -197,14 +198,15 @@ def serve(shelf: warmshelf.Shelf, path: Path) -> str:
     """Register, acquire and remove; return what was to be had."""
     try:
         shelf.register("x", path)
-        with shelf.acquire("x", timeout=20) as lease:
-            kind = {1: "inside", 2: "outside"}[lease["w"][0]]
-        shelf.remove("x")
     except errors.WarmshelfError as error:
-        if not isinstance(error, errors.SourceNotAllowed):
-            shelf.remove("x")
         return error.reason
-    return kind
+    try:
+        with shelf.acquire("x", timeout=20) as lease:
+            return {1: "inside", 2: "outside"}[lease["w"][0]]
+    except errors.WarmshelfError as error:
+        return error.reason
+    finally:
+        shelf.remove("x")
 
 
 def test_without_an_allowed_prefix_nothing_is_read_once_tcp_is_listened_on(daemon: Daemon, models: Path) -> None:

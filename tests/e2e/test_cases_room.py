@@ -53,9 +53,7 @@ def test_the_least_recently_used_leaves_by_itself(shelf: warmshelf.Shelf, five: 
     assert ready(shelf) == {"m2", "m3", "m4"}
 
 
-def test_what_is_kept_does_not_leave(
-    shelf: warmshelf.Shelf, models: Path, five: dict[str, dict[str, bytes]]
-) -> None:
+def test_what_is_kept_does_not_leave(shelf: warmshelf.Shelf, models: Path, five: dict[str, dict[str, bytes]]) -> None:
     shelf.register("m0", models / "0.safetensors", keep=True)
     for artifact_id in ("m0", "m1", "m2", "m3", "m4"):
         shelf.acquire(artifact_id, timeout=20).release()

@@ -80,6 +80,7 @@ class Bench:
         self.sizes: dict[str, int] = {}  # of segments, by content; learned
         self.named: set[str] = set()  # segments that had a name in the arena since the core was started
         self.pictures: dict[str, Picture] = {"steady": _NOTHING}  # of watchers that are away or died with a core
+        self.sound = True  # nothing wrong has been found
         self._cores = cores
         self.core = self._start()
         self.seen: Snapshot = self.core.call("snapshot")
@@ -96,9 +97,11 @@ class Bench:
             self.run([model.Remove(artifact_id)])
         assert self.seen.capacity.free_bytes == BUDGET_BYTES
         self.core.stop()
-        self.discard()
 
     def discard(self) -> None:
+        """End the core and remove its files."""
+        if self.core.is_alive:
+            self.core.kill()
         shutil.rmtree(self.root)
 
     # --- calls ----------------------------------------------------------------
@@ -244,7 +247,8 @@ class Bench:
         for held in self.held:
             held.lease_id = held.session_id = ""
         self.sessions.clear()
-        for artifact_id, states in self.states.items():
+        for artifact_id in {*self.states, *(call.artifact_id for call, _ in calls)}:
+            states = self.states.get(artifact_id, frozenset([None]))
             own = [pair for pair in calls if pair[0].artifact_id == artifact_id]
             after = model.ends(states, own, world or self._world([], alone=True), alone=not busy)
             self.states[artifact_id] = frozenset().union(*(model.after_death(one, was_busy=busy) for one in after))
@@ -270,6 +274,7 @@ class Bench:
         world: World | None = None,
     ) -> None:
         """Wait until nothing is under way, narrow down what the model holds possible, and check everything."""
+        self.sound = False
         self.held = [held for held in self.held if held.lease_id or held.image is not None]
         before, self.seen = self.seen, self.core.call("snapshot")
         assert self.seen.faults == [], "\n".join(self.seen.faults)
@@ -285,6 +290,7 @@ class Bench:
         self._check_tables()
         for held in self.held:
             held.check()
+        self.sound = True
 
     def _narrow(
         self, artifact_id: str, start: frozenset[Maybe], after: frozenset[Maybe], calls: Sequence[tuple[Call, Told]]

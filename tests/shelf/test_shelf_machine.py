@@ -6,15 +6,13 @@ other ones each time.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from kit.cores import Cores
 from kit.shelf_bench import Bench
@@ -31,6 +29,7 @@ EXPECTED = st.one_of(
     st.just(""), st.just(""), DIGESTS, st.sampled_from([content.file_digest for content in CONTENTS.values()])
 )
 SELDOM = st.sampled_from([False, False, False, True])
+INDEXES = st.integers(0, 5)
 DELAYS = st.sampled_from([0.0, 0.0, 0.0005, 0.001, 0.002, 0.004, 0.008])
 
 REGISTER = st.builds(
@@ -110,27 +109,28 @@ class ShelfMachine(RuleBasedStateMachine):
 
     # --- workers ---
 
-    @precondition(lambda self: any(held.lease_id for held in self.bench.held))
-    @rule(data=st.data())
-    def release(self, data: Any) -> None:
+    # What is drawn does not depend on what happens: else no failure could be made smaller.
+
+    @rule(index=INDEXES)
+    def release(self, index: int) -> None:
         live = [held for held in self.bench.held if held.lease_id]
-        self.bench.release(live[data.draw(st.integers(0, len(live) - 1))])
+        if live:
+            self.bench.release(live[index % len(live)])
 
-    @precondition(lambda self: any(held.image is not None for held in self.bench.held))
-    @rule(data=st.data())
-    def unmap(self, data: Any) -> None:
+    @rule(index=INDEXES)
+    def unmap(self, index: int) -> None:
         mapped = [held for held in self.bench.held if held.image is not None]
-        self.bench.unmap(mapped[data.draw(st.integers(0, len(mapped) - 1))])
+        if mapped:
+            self.bench.unmap(mapped[index % len(mapped)])
 
-    @precondition(lambda self: len(self.bench.sessions) < 3)
     @rule()
     def open_session(self) -> None:
         self.bench.open_session()
 
-    @precondition(lambda self: self.bench.sessions)
-    @rule(data=st.data())
-    def close_session(self, data: Any) -> None:
-        self.bench.close_session(data.draw(st.sampled_from(self.bench.sessions)))
+    @rule(index=INDEXES)
+    def close_session(self, index: int) -> None:
+        if sessions := self.bench.sessions:
+            self.bench.close_session(sessions[index % len(sessions)])
 
     # --- death ---
 
@@ -166,11 +166,10 @@ class ShelfMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.bench.close()
+            if self.bench.sound:
+                self.bench.close()
         finally:
-            with contextlib.suppress(Exception):
-                self.bench.core.kill()
-                self.bench.discard()
+            self.bench.discard()
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +188,6 @@ DEEP = settings(max_examples=100 * DEPTH, stateful_step_count=60) if DEPTH else 
 @pytest.mark.timeout(120 * max(DEPTH, 1))
 def test_no_sequence_of_calls_changes_and_deaths_breaks_a_promise(cores: Cores) -> None:
     chosen = settings(
-        DEEP, deadline=None, database=None, print_blob=True, suppress_health_check=list(HealthCheck)
+        DEEP, deadline=None, database=None, print_blob=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(ShelfMachine, settings=chosen)

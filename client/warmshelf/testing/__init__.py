@@ -177,6 +177,9 @@ class FakeShelf(Shelf):
         self._closed = True
         self._daemon.close()
 
+    def __enter__(self) -> FakeShelf:  # noqa: PYI034 - typing.Self is of Python 3.11
+        return self
+
     def _open(self) -> FakeDaemon:
         if self._closed:
             raise InvalidRequest("the shelf has been closed")
