@@ -236,7 +236,7 @@ class Connection:
         except grpc.RpcError as error:
             typed = self.typed_error(error)
             self._answered |= not isinstance(typed, DaemonUnreachable | DeadlineExceeded)
-            raise typed from error
+            raise typed from None  # it says all that gRPC said
         except ValueError as error:  # what gRPC raises where a channel is closed
             if self._closed:
                 raise Cancelled("the shelf was closed meanwhile") from error

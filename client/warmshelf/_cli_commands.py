@@ -133,7 +133,8 @@ def load(
             except WarmshelfError as error:
                 render.error(error)
                 status = REFUSED_STATUS
-        _print_artifacts(loaded, _output(context, output))
+        if loaded or _output(context, output) is render.Output.JSON:  # no table head without a table
+            _print_artifacts(loaded, _output(context, output))
     raise typer.Exit(status)
 
 

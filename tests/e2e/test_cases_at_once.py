@@ -6,8 +6,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from kit.models import write_model
 from kit.processes import Daemon, eventually, read_all
 from warmshelf import ArtifactState, errors
@@ -55,9 +53,9 @@ def test_a_load_that_ends_during_a_registration_is_not_forgotten(daemon: Daemon,
         shelf.acquire("a", timeout=20, resident_only=True).release()
 
 
-def test_what_is_removed_during_a_registration_stays_removed(daemon: Daemon, models: Path) -> None:
-    """The registration reads a touched source for its digest meanwhile; also after a restart."""
-    write_model(models / "a.safetensors", 1, 200 * MIB)
+def test_a_removal_during_a_registration_comes_before_it_or_after_it(daemon: Daemon, models: Path) -> None:
+    """The registration reads a touched source for its digest meanwhile; what is known then is known after a restart."""
+    tensors = write_model(models / "a.safetensors", 1, 200 * MIB)
     daemon.start("--budget", "256MiB")
     with daemon.connect() as shelf, ThreadPoolExecutor(1) as pool:
         shelf.register("a", models / "a.safetensors")
@@ -68,10 +66,11 @@ def test_what_is_removed_during_a_registration_stays_removed(daemon: Daemon, mod
         registering = pool.submit(shelf.register, "a", models / "a.safetensors")
         eventually(lambda: daemon.read_bytes() - before > 4 * MIB, "the source is being read")
         shelf.remove("a")
-        if registering.exception() is None:
-            pytest.skip("it was quicker than the removal")
-        assert isinstance(registering.exception(), errors.WarmshelfError)
-        assert shelf.list() == []
+        assert registering.exception() is None or isinstance(registering.exception(), errors.WarmshelfError)
+        known = [artifact.artifact_id for artifact in shelf.list()]
         daemon.kill()
         daemon.start("--budget", "256MiB")
-        assert shelf.list() == []
+        assert [artifact.artifact_id for artifact in shelf.list()] == known
+        if known:
+            with shelf.acquire("a", timeout=20) as lease:
+                assert read_all(lease) == tensors
