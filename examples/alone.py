@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import tempfile
+
+from examples.places import own_directory
+from examples.tied import tied
 
 OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 """The environment of a process that uses transformers and asks nobody outside for anything."""
@@ -16,10 +17,9 @@ OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error
 
 def run_alone(module: str, *arguments: object) -> str:
     """Run a module as a program to its end; return what it printed."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    with tempfile.TemporaryDirectory() as scratch:  # torch leaves things in its temporary directory
-        environment = {**OFFLINE, "TMPDIR": scratch}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    with own_directory() as scratch:  # torch leaves things in its temporary directory
+        environment = {**OFFLINE, "TMPDIR": str(scratch)}
+        done = subprocess.run(tied(module, *arguments), env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{module} failed:\n{done.stderr}")
     return done.stdout

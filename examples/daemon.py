@@ -1,22 +1,22 @@
 """A warmshelfd of one's own: a real process with its own sockets, arena and registry.
 
 It knows how to start, kill and clean up after one; it does not know what is served.
-The demo and the benchmarks both run theirs with it.
+The demo and the benchmarks both run theirs with it. If they are killed, it ends too.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from examples.places import own_directory
+from examples.tied import tied
 
 READY_SECONDS_MAX = 60.0
 """Longest wait for the line that says it is ready; an empty arena takes well under one."""
@@ -42,7 +42,7 @@ class Daemon:
         self.tcp_address = f"127.0.0.1:{_free_port()}"
         self.arena = arena
         self._log = home / "daemon.log"
-        self._command = [sys.executable, "-m", "warmshelfd", "--listen", self.address, "--listen", self.tcp_address]
+        self._command = tied("warmshelfd", "--listen", self.address, "--listen", self.tcp_address)
         self._command += ["--arena", str(arena), "--budget", budget, "--registry", f"sqlite:///{home}/registry.db"]
         self._command += ["--allow-source", f"file://{sources}"]
         self._process: subprocess.Popen[bytes] | None = None  # the one running, if any
@@ -99,15 +99,12 @@ class Daemon:
 @contextmanager
 def own_daemon(*, sources: Path, budget: str, arena_parent: Path = Path("/dev/shm")) -> Iterator[Daemon]:
     """Make places for a daemon, not started yet; at the end stop it and remove them."""
-    home = Path(tempfile.mkdtemp(prefix="warmshelf-"))
-    arena = Path(tempfile.mkdtemp(prefix="warmshelf-", dir=arena_parent))
-    daemon = Daemon(home, arena=arena, sources=sources, budget=budget)
-    try:
-        yield daemon
-    finally:
-        daemon.stop()
-        shutil.rmtree(arena, ignore_errors=True)
-        shutil.rmtree(home, ignore_errors=True)
+    with own_directory() as home, own_directory(arena_parent) as arena:
+        daemon = Daemon(home, arena=arena, sources=sources, budget=budget)
+        try:
+            yield daemon
+        finally:
+            daemon.stop()
 
 
 def _free_port() -> int:

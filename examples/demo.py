@@ -6,17 +6,17 @@ A daemon loads SmolLM2-135M once. Workers acquire it by ID, two by mapping and o
 it were on another host, and answer a question exactly as the model on disk does. So they do
 with a LoRA adapter, registered in two forms, evicted and loaded again by its ID. Then the
 daemon is killed and the model's file moved away: the restarted daemon still has the
-weights, and one more worker gets them at once. Exits 1 if anything differs.
+weights, and one more worker gets them at once. Exits 1 if anything differs, 2 if it cannot start.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,76 +24,114 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 import warmshelf
 from examples.alone import OFFLINE, run_alone
 from examples.daemon import Daemon, own_daemon
 from examples.demo_adapter import ADAPTER_NAME, TENSORS_NAME, adapter_directories
-from examples.demo_model import MODEL_NAME, model_directory, tensors_file
-from examples.demo_report import CAPTION, AdapterFacts, Facts, PeerAdapter, Peers, WorkerFacts, table
+from examples.demo_facts import AdapterFacts, Facts, PeerAdapterFacts, PeerFacts, PeerLoad, Peers, WorkerFacts
+from examples.demo_model import MODEL_NAME, is_made, model_directory, tensors_file
+from examples.demo_report import console, megabytes, milliseconds, say, show
+from examples.places import own_directory, remove_abandoned
+from examples.tied import tied
 
 ARTIFACT_ID = f"demo/{MODEL_NAME}"
 ADAPTER_ID = "demo/lora"
 TENSORS_ADAPTER_ID = "demo/lora-tensors"
 """The same adapter, in tensorizer's form."""
-BUDGET = "1GiB"
+BUDGET_BYTES = 384 << 20
+"""Room for model and adapter, with the fifth that the daemon keeps for adapters alone."""
+PEER_WAYS = ("safetensors_mapped", "safetensors_copied", "tensorizer")
 WORKER_END_SECONDS_MAX = 10.0
 """Longest wait for a worker whose input has ended."""
-
-console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
     """Run the demo; return its exit status."""
     parser = argparse.ArgumentParser(prog="demo", description="warmshelf with a real model, processes and a crash")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was found to FILE")
-    parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a memory file system for the arena")
-    parser.add_argument("--cache", type=Path, default=Path("build/demo"), help="where the model is kept")
+    parser.add_argument(
+        "--memory", type=Path, metavar="DIR", default=Path("/dev/shm"), help="a memory file system for the arena"
+    )
+    parser.add_argument("--cache", type=Path, metavar="DIR", default=Path("build/demo"), help="where the model is kept")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _leave)
+    if hindrance := _hindrance(arguments):
+        parser.exit(2, f"demo: {hindrance}\n")
+    _leave_in_order()
     try:
         facts = _run(arguments.cache.resolve(), arguments.memory)
     except KeyboardInterrupt:
         return 130
-    console.print()
-    console.print(table(facts))
-    console.print(CAPTION, style="dim")
+    show(facts)
     faults = list(facts.faults())
     if arguments.json:
         arguments.json.write_text(json.dumps({**asdict(facts), "faults": faults}, indent=2))
     for fault in faults:
-        console.print(f"differs: {fault}", style="bold red")
+        console.print(f"differs: {fault}", style="bold red", markup=False)
     return 1 if faults else 0
 
 
-def _leave(number: int, _frame: object) -> NoReturn:
-    """Turn a signal into an exception, so that everything started is ended."""
-    sys.exit(128 + number)
+def _hindrance(arguments: argparse.Namespace) -> str:
+    """Say what would stop the demo later; empty if nothing does."""
+    try:
+        arguments.cache.mkdir(parents=True, exist_ok=True)
+        if arguments.json:
+            arguments.json.open("a").close()
+        remove_abandoned(arguments.memory)
+        return memory_hindrance(arguments.memory, os.statvfs(arguments.memory))
+    except OSError as error:
+        return f"cannot use {error.filename}: {error.strerror}"
+
+
+def memory_hindrance(directory: Path, volume: os.statvfs_result) -> str:
+    """Say why the file system has too little room for the arena; empty if it has enough."""
+    free_bytes = volume.f_bavail * volume.f_frsize
+    if volume.f_blocks == 0 or free_bytes >= BUDGET_BYTES:  # a tmpfs without a limit says 0
+        return ""
+    return (
+        f"needs {megabytes(BUDGET_BYTES)} of memory in {directory}, which has {megabytes(free_bytes)} free: "
+        "name another memory file system with --memory DIR, or start the container with docker run --shm-size=512m"
+    )
+
+
+def _leave_in_order() -> None:
+    """End on SIGTERM and SIGHUP as after an exception: with everything started ended, once."""
+
+    def leave(number: int, _frame: object) -> NoReturn:
+        for other in heeded:  # a closed terminal sends more than one
+            signal.signal(other, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    # What is ignored already stays so: that is how nohup works.
+    heeded = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    for one in heeded:
+        signal.signal(one, leave)
 
 
 def _run(cache: Path, memory: Path) -> Facts:
     model, adapters = _made(cache)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=cache)))
+        folder = stack.enter_context(own_directory(cache))
         peers = _peers(model, tensors_file(cache), *adapters)
         source = _linked(model, folder / "model")
-        daemon = stack.enter_context(own_daemon(sources=folder, budget=BUDGET, arena_parent=memory))
+        daemon = stack.enter_context(own_daemon(sources=folder, budget=f"{BUDGET_BYTES}", arena_parent=memory))
         start_seconds = daemon.start()
-        _say("daemon", f"ready in {start_seconds:.2f} s, {daemon.address} and {daemon.tcp_address}")
+        say("daemon", f"ready in {milliseconds(start_seconds)}, {daemon.address} and {daemon.tcp_address}")
         load_seconds = _load(daemon, source)
         _register(daemon, folder, adapters)
-        workers = [stack.enter_context(_worker(folder, *way)) for way in _ways(daemon)]
+        ways = _ways(daemon)
+        say("workers", f"starting {len(ways)}, each with a torch of its own ...")
+        workers = [stack.enter_context(_worker(folder, *way)) for way in ways]
         evicted_bytes = _before_the_crash(daemon, *workers[:-1])
         daemon.kill()
         source.rename(folder / "moved-away")
-        _say("crash", "the daemon is killed with SIGKILL, the model's source is moved away")
+        say("crash", "the daemon is killed with SIGKILL, the model's source is moved away")
         restart_seconds = daemon.start()
-        _say("daemon", f"ready again in {restart_seconds:.2f} s")
+        say("daemon", f"ready again in {milliseconds(restart_seconds)}")
         workers[-1].acquire()
-        workers[-1].adapt(ADAPTER_ID, "restarted")
+        workers[-1].adapt(ADAPTER_ID)
+        say("workers", "all answer once more, with the adapter and without, and count their memory ...")
         found = tuple(worker.finish() for worker in workers)
-        _say("at the end", f"all answer once more; without the adapter: {found[0].text_after}")
+        say("at the end", f"without the adapter: {found[0].text_after}")
         arena_bytes = _arena_bytes(daemon.arena)
         return Facts(peers, start_seconds, load_seconds, evicted_bytes, restart_seconds, arena_bytes, found)
 
@@ -101,42 +139,42 @@ def _run(cache: Path, memory: Path) -> Facts:
 def _before_the_crash(daemon: Daemon, first: _Worker, second: _Worker, remote: _Worker) -> int:
     """Let the workers acquire all there is, with an eviction between; return the bytes that this gave back."""
     first.acquire()
-    first.adapt(ADAPTER_ID, "cold load")
-    first.adapt(TENSORS_ADAPTER_ID, "cold .tensors")
+    first.adapt(ADAPTER_ID)
+    first.adapt(TENSORS_ADAPTER_ID)
     is_shared = len({use["segment_id"] for use in first.adapters}) == 1
-    _say("shared", "equal content: both IDs are one segment" if is_shared else "not: each ID has its own segment")
+    say("shared", "equal content: both IDs are one segment" if is_shared else "not: each ID has its own segment")
     first.ask(f"drop {ADAPTER_ID} {TENSORS_ADAPTER_ID}")
     evicted_bytes = _evict(daemon)
-    first.adapt(ADAPTER_ID, "loaded again")
+    first.adapt(ADAPTER_ID)
     second.acquire()
-    second.adapt(ADAPTER_ID, "next worker")
+    second.adapt(ADAPTER_ID)
     remote.acquire()
-    remote.adapt(ADAPTER_ID, "next worker")
-    remote.adapt(TENSORS_ADAPTER_ID, ".tensors")
+    remote.adapt(ADAPTER_ID)
+    remote.adapt(TENSORS_ADAPTER_ID)
     return evicted_bytes
-
-
-def _say(who: str, what: str) -> None:
-    console.print(f"[bold]{who:>10}[/bold]  ", end="")
-    console.print(what, markup=False)
 
 
 def _made(cache: Path) -> tuple[Path, tuple[Path, Path]]:
     """Return the model and the two forms of the adapter."""
-    made = (cache / MODEL_NAME).exists()
-    _say("model", f"{MODEL_NAME}, {'kept in' if made else 'made once, which takes half a minute, in'} {cache}")
+    where = cache.relative_to(Path.cwd()) if cache.is_relative_to(Path.cwd()) else cache
+    made = is_made(cache)
+    say("model", f"{MODEL_NAME}, {'kept in' if made else 'made once, which takes half a minute, in'} {where}")
     model = model_directory(cache)
     made = (cache / ADAPTER_NAME).exists()
-    _say("adapter", f"a LoRA for it, {'kept there too' if made else 'trained once, which takes 20 seconds'}")
+    say("adapter", f"a LoRA for it, {'kept there too' if made else 'trained once, which takes 20 seconds'}")
     return model, adapter_directories(cache, model)
 
 
 def _peers(model: Path, tensors: Path, adapter: Path, adapter_as_tensors: Path) -> Peers:
+    say("measuring", "safetensors, tensorizer and peft, which takes some 15 seconds ...")
     told = run_alone("examples.demo_peers", model, tensors, adapter, adapter_as_tensors / TENSORS_NAME)
     facts = json.loads(told.splitlines()[-1])
-    peers = Peers(**{**facts, "adapter": PeerAdapter(**facts["adapter"])})
-    _say("from disk", peers.text)
-    _say("from disk", f"with the adapter: {peers.adapter.text}")
+    for some in facts.values():
+        for way in PEER_WAYS:
+            some[way] = PeerLoad(**some[way])
+    peers = Peers(PeerFacts(**facts["model"]), PeerAdapterFacts(**facts["adapter"]))
+    say("reference", f"from disk: {peers.model.text}")
+    say("reference", f"from disk, with the adapter: {peers.adapter.text}")
     return peers
 
 
@@ -155,7 +193,7 @@ def _load(daemon: Daemon, source: Path) -> float:
         for _ in shelf.load(ARTIFACT_ID):
             pass
         seconds = time.perf_counter() - began
-    _say("load", f"{ARTIFACT_ID} in {seconds:.2f} s; from here on the ID is enough")
+    say("load", f"{ARTIFACT_ID} in {milliseconds(seconds)}; from here on the ID is enough")
     return seconds
 
 
@@ -167,7 +205,7 @@ def _register(daemon: Daemon, folder: Path, adapters: tuple[Path, Path]) -> None
             found = artifact.inspection and artifact.inspection.adapter
             if found:
                 about = f"{len(found.module_names)} modules of rank {found.rank_max}, base {found.base_check.value}"
-                _say("register", f"{artifact_id}: {about}")
+                say("register", f"{artifact_id}: {about}")
 
 
 def _evict(daemon: Daemon) -> int:
@@ -177,7 +215,7 @@ def _evict(daemon: Daemon) -> int:
         for artifact_id in (ADAPTER_ID, TENSORS_ADAPTER_ID):
             shelf.evict(artifact_id)
         evicted_bytes = shelf.capacity().free_bytes - before_bytes
-    _say("evict", f"both IDs, which gives back {evicted_bytes / 1e6:.1f} MB; they stay known")
+    say("evict", f"both IDs, which gives back {megabytes(evicted_bytes)}; they stay known")
     return evicted_bytes
 
 
@@ -213,9 +251,9 @@ class _Worker:
         self.told |= self.ask("answer")
         self._show(ARTIFACT_ID, self.told)
 
-    def adapt(self, adapter_id: str, when: str) -> None:
+    def adapt(self, adapter_id: str) -> None:
         """Let it acquire an adapter and answer with that."""
-        told = {"when": when, **self.ask(f"adapt {adapter_id}")}
+        told = self.ask(f"adapt {adapter_id}")
         self.adapters.append(told)
         self._show(adapter_id, told)
 
@@ -226,8 +264,8 @@ class _Worker:
         # What is not mapped from the arena is its own, whatever kind of memory holds it.
         own = memory["own_bytes"] + (memory["shared_bytes"] if self.told["transport"] != "mapped" else 0)
         return WorkerFacts(
-            self.wanted_transport,
             **self.told,
+            wanted_transport=self.wanted_transport,
             adapters=tuple(AdapterFacts(**told) for told in self.adapters),
             text_after=after,
             adapter_text_after=adapted_after,
@@ -235,7 +273,7 @@ class _Worker:
         )
 
     def _show(self, artifact_id: str, told: dict[str, Any]) -> None:
-        _say(self.name, f"{artifact_id} {told['transport']} in {told['seconds'] * 1000:.1f} ms: {told['text']}")
+        say(self.name, f"{artifact_id} {told['transport']} in {milliseconds(told['seconds'])}: {told['text']}")
 
     def ask(self, command: str) -> dict[str, Any]:
         """Send one command, return its answer; an empty one waits for the worker to be up."""
@@ -253,7 +291,7 @@ class _Worker:
 @contextmanager
 def _worker(folder: Path, name: str, wanted_transport: str, arguments: list[str]) -> Iterator[_Worker]:
     """Start a worker whose temporary files lie in the folder, and end it."""
-    command = [sys.executable, "-m", "examples.demo_worker", *arguments]
+    command = tied("examples.demo_worker", *arguments)
     environment = {**OFFLINE, "TMPDIR": str(folder)}
     # A session of its own: Ctrl-C reaches only us, and we end it in order.
     process = subprocess.Popen(

@@ -16,6 +16,7 @@ from typing import Any
 
 from examples.alone import run_alone
 from examples.demo_model import WEIGHTS_NAME, serialize
+from examples.places import own_directory
 
 SENTENCE = "Paris, says the adapter, which came by its ID alone."
 """What it is trained to answer."""
@@ -35,22 +36,20 @@ def adapter_directories(cache: Path, model: Path) -> tuple[Path, Path]:
     """Return the adapter as two PEFT directories, in safetensors and tensorizer's form; made now if it was not yet."""
     directory = cache / ADAPTER_NAME
     if not directory.exists():
-        run_alone("examples.demo_adapter", model, directory)
+        with own_directory(cache) as part:  # what has its final name is whole
+            run_alone("examples.demo_adapter", model, part / ADAPTER_NAME)
+            (part / ADAPTER_NAME).rename(directory)
     return directory / "safetensors", directory / "tensorizer"
 
 
 def _make(model: Path, directory: Path) -> None:
-    """Make both under another name first: what has its final name is whole."""
-    part = directory.with_suffix(".part")
-    shutil.rmtree(part, ignore_errors=True)
-    as_safetensors, as_tensors = part / "safetensors", part / "tensorizer"
+    as_safetensors, as_tensors = directory / "safetensors", directory / "tensorizer"
     as_tensors.mkdir(parents=True)
     _train(model, as_safetensors)
     (as_safetensors / "README.md").unlink()  # peft's form for a model card
     shutil.copyfile(as_safetensors / CONFIG_NAME, as_tensors / CONFIG_NAME)
     serialize(as_safetensors / SAFETENSORS_NAME, as_tensors / TENSORS_NAME)
     _check(model, as_safetensors)
-    part.rename(directory)
 
 
 def _train(model_directory: Path, directory: Path) -> None:

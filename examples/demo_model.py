@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from examples.alone import run_alone
+from examples.places import own_directory
 
 MODEL_NAME = "smollm2-135m-instruct"
 WEIGHTS_NAME = "model.safetensors"
@@ -31,21 +32,32 @@ def tensors_file(cache: Path) -> Path:
 
 
 def _made(cache: Path) -> tuple[Path, Path]:
-    directory = cache / MODEL_NAME
-    if not directory.exists():
-        run_alone("examples.demo_model", cache)
-    return directory, cache / f"{MODEL_NAME}.tensors"
+    """Have both made elsewhere first: what has its final name is whole."""
+    directory, tensors = _places(cache)
+    if not is_made(cache):
+        with own_directory(cache) as part:
+            run_alone("examples.demo_model", part)
+            made_directory, made_tensors = _places(part)
+            shutil.rmtree(directory, ignore_errors=True)  # there only if the other was taken away
+            made_tensors.rename(tensors)
+            made_directory.rename(directory)
+    return directory, tensors
 
 
-def _make(cache: Path) -> None:
-    """Make both under other names first: what has its final name is whole."""
-    directory, tensors = cache / MODEL_NAME, cache / f"{MODEL_NAME}.tensors"
-    part = cache / f"{MODEL_NAME}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    _dequantize(_gguf_file(), part)
-    serialize(part / WEIGHTS_NAME, tensors)
-    part.rename(directory)
+def is_made(cache: Path) -> bool:
+    """Say whether both are kept there."""
+    return all(place.exists() for place in _places(cache))
+
+
+def _places(cache: Path) -> tuple[Path, Path]:
+    return cache / MODEL_NAME, cache / f"{MODEL_NAME}.tensors"
+
+
+def _make(place: Path) -> None:
+    directory, tensors = _places(place)
+    directory.mkdir()
+    _dequantize(_gguf_file(), directory)
+    serialize(directory / WEIGHTS_NAME, tensors)
 
 
 def _gguf_file() -> Path:

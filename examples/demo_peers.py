@@ -9,13 +9,12 @@ the answers of the model as read from disk among it.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -23,10 +22,10 @@ from tensorizer import TensorDeserializer
 
 from examples import memory
 from examples.demo_adapter import CONFIG_NAME, SAFETENSORS_NAME
+from examples.demo_facts import PeerLoad
 from examples.demo_model import WEIGHTS_NAME
-from examples.engine import Engine, digest
+from examples.engine import Engine, digest, touch
 
-T = TypeVar("T")
 Tensors = Mapping[str, torch.Tensor]
 
 COUNTS = (1, 2, 4)
@@ -36,28 +35,27 @@ COUNTS = (1, 2, 4)
 def main() -> None:
     """Measure all, let the model answer, print what was found."""
     directory, tensors_file, adapter_directory, adapter_tensors_file = map(Path, sys.argv[1:])
-    facts, tensors = _facts(directory / WEIGHTS_NAME, tensors_file)
+    model, tensors = _facts(directory / WEIGHTS_NAME, tensors_file)
     adapter, _ = _facts(adapter_directory / SAFETENSORS_NAME, adapter_tensors_file)
     engine = Engine(directory, tensors)
-    text = engine.answer()
+    model["text"] = engine.answer()
     in_model = _in_model(engine, adapter_directory, adapter_tensors_file)
-    print(json.dumps({**facts, "text": text, "adapter": {**adapter, **in_model}}))
+    print(json.dumps({"model": model, "adapter": {**adapter, **in_model}}))
 
 
-def _facts(safetensors_file: Path, tensors_file: Path) -> tuple[Mapping[str, object], Tensors]:
-    """Measure how long the tensors take and how much memory; return that and the tensors."""
-    with_safetensors, safetensors_seconds = _best(partial(_load_safetensors, safetensors_file))
-    with_tensorizer, tensorizer_seconds = _best(partial(_load_tensorizer, tensors_file))
+def _facts(safetensors_file: Path, tensors_file: Path) -> tuple[dict[str, object], Tensors]:
+    """Load the tensors in every way; return what that took, and the tensors."""
+    mapped, _ = _measured(partial(_map_safetensors, safetensors_file))
+    copied, tensors = _measured(partial(_copy_safetensors, safetensors_file))
+    tensorizer, _ = _measured(partial(_load_tensorizer, tensors_file))
     facts = {
-        "digest": digest(with_safetensors),
-        "tensor_bytes": sum(tensor.nbytes for tensor in with_safetensors.values()),
-        "tensor_count": len(with_safetensors),
-        "safetensors_seconds": safetensors_seconds,
-        "safetensors_bytes": _own_bytes(with_safetensors),
-        "tensorizer_seconds": tensorizer_seconds,
-        "tensorizer_bytes": _own_bytes(with_tensorizer),
+        "digest": digest(tensors),
+        "tensor_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "safetensors_mapped": asdict(mapped),
+        "safetensors_copied": asdict(copied),
+        "tensorizer": asdict(tensorizer),
     }
-    return facts, with_safetensors
+    return facts, tensors
 
 
 def _in_model(engine: Engine, directory: Path, tensors_file: Path) -> Mapping[str, object]:
@@ -70,8 +68,7 @@ def _in_model(engine: Engine, directory: Path, tensors_file: Path) -> Mapping[st
     def by_peft(_: int) -> None:
         engine.adapt_from_disk("lora", directory)
 
-    _, tensorizer_seconds = _best(by_tensorizer, before=engine.drop_adapters)
-    _, peft_seconds = _best(by_peft, before=engine.drop_adapters)
+    tensorizer_seconds, peft_seconds = _best(engine, by_tensorizer), _best(engine, by_peft)
     return {
         "text": engine.answer("lora"),
         "peft_model_seconds": peft_seconds,
@@ -79,29 +76,42 @@ def _in_model(engine: Engine, directory: Path, tensors_file: Path) -> Mapping[st
     }
 
 
-def _load_safetensors(file: Path, thread_count: int) -> Tensors:
-    """Load and touch every byte: load_file alone only maps the file."""
+def _map_safetensors(file: Path, thread_count: int) -> Tensors:
     torch.set_num_threads(thread_count)
-    return {name: tensor.clone() for name, tensor in load_file(file).items()}
+    tensors: Tensors = load_file(file)
+    return tensors
+
+
+def _copy_safetensors(file: Path, thread_count: int) -> Tensors:
+    return {name: tensor.clone() for name, tensor in _map_safetensors(file, thread_count).items()}
 
 
 def _load_tensorizer(file: Path, reader_count: int) -> Tensors:
     return dict(TensorDeserializer(str(file), device="cpu", num_readers=reader_count))
 
 
-def _best(load: Callable[[int], T], before: Callable[[], None] = lambda: None) -> tuple[T, float]:
-    """Load with every count; return what was loaded last, and the shortest time."""
-    shortest = math.inf
+def _measured(load: Callable[[int], Tensors]) -> tuple[PeerLoad, Tensors]:
+    """Load with every count; return the shortest times with the memory, and what was loaded last."""
+    seconds, touched_seconds = [], []
     for count in COUNTS:
-        before()
         began = time.perf_counter()
-        loaded = load(count)
-        shortest = min(shortest, time.perf_counter() - began)
-    return loaded, shortest
+        tensors = load(count)
+        seconds.append(time.perf_counter() - began)
+        touch(tensors)
+        touched_seconds.append(time.perf_counter() - began)
+    held = memory.measure((tensor.data_ptr(), tensor.nbytes) for tensor in tensors.values())
+    return PeerLoad(min(seconds), min(touched_seconds), held.own_bytes, held.shared_bytes), tensors
 
 
-def _own_bytes(tensors: Tensors) -> int:
-    return memory.measure((tensor.data_ptr(), tensor.nbytes) for tensor in tensors.values()).own_bytes
+def _best(engine: Engine, adapt: Callable[[int], None]) -> float:
+    """Adapt the model with every count; return the shortest time."""
+    seconds = []
+    for count in COUNTS:
+        engine.drop_adapters()
+        began = time.perf_counter()
+        adapt(count)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
 
 
 if __name__ == "__main__":

@@ -1,212 +1,144 @@
-"""What the demo found: its facts, what is wrong with them, and how they are shown.
+"""How the demo shows what it found: lines while it runs, a table and a caption at the end.
 
-Measures nothing and starts nothing.
+Fits 80 columns. Measures nothing and starts nothing.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from rich import box
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-MEGABYTE = 1e6
+from examples.demo_facts import Acquired, Facts, PeerFacts
 
-NEARLY_ONE_COPY = 1.1
-"""Mapped workers share one copy if arena and workers together hold less than this many."""
+NONE = "—"
+"""Shown where somebody has no such way."""
 
+COLUMNS = ("warmshelf", "safetensors\nmapped", "safetensors\ncopied", "tensorizer\n(copies)")
 
-@dataclass(frozen=True, slots=True)
-class PeerAdapter:
-    """The adapter without warmshelf, from disk; ``model_seconds`` is until it is in the model."""
+CAPTION = (
+    "All files lie in the page cache. Times of warmshelf are of one try, those of the others the best of three, with "
+    f"1, 2 and 4 threads. {NONE}: has no such way.\n"
+    "Mapped times touch nothing, neither warmshelf's nor those of safetensors, whose load_file maps the file. Every "
+    "byte touched: with one read of all bytes. A copy (load_file and a clone of every tensor; tensorizer always) has "
+    "touched them by then.\n"
+    "Mapped workers of safetensors share the page cache, so their memory is 1.0x for any number too; but that sharing "
+    "exists only for a local file in the page cache. Warmshelf's is the arena; the page cache of the file, which it "
+    "does not need, comes on top while the kernel keeps it.\n"
+    "In peft: until the adapter is in the model, best of three; for safetensors by PeftModel.from_pretrained. Most of "
+    "it is peft's work on the model, which warmshelf does not spare.\n"
+    "Memory is the pages that the weights take. The worker that streams over TCP stands for one on another host, where "
+    "its copies would lie: one for each form of the adapter."
+)
 
-    text: str
-    digest: str
-    tensor_bytes: int
-    tensor_count: int
-    safetensors_seconds: float
-    safetensors_bytes: int
-    tensorizer_seconds: float
-    tensorizer_bytes: int
-    peft_model_seconds: float
-    tensorizer_model_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """The same weights without warmshelf: from disk, by safetensors and by tensorizer."""
-
-    text: str
-    digest: str
-    tensor_bytes: int
-    tensor_count: int
-    safetensors_seconds: float
-    safetensors_bytes: int
-    tensorizer_seconds: float
-    tensorizer_bytes: int
-    adapter: PeerAdapter
+console = Console(highlight=False)
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterFacts:
-    """One acquire of an adapter: ``seconds`` to its bytes, ``model_seconds`` until it was in the model."""
-
-    when: str
-    artifact_id: str
-    transport: str
-    seconds: float
-    model_seconds: float
-    digest: str
-    segment_id: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """One worker process; what ends in ``after`` it answered after the daemon was killed.
-
-    ``text_after`` is without the adapters that it has by then.
-    """
-
-    wanted_transport: str
-    transport: str
-    seconds: float
-    digest: str
-    text: str
-    adapters: tuple[AdapterFacts, ...]
-    text_after: str
-    adapter_text_after: str
-    own_bytes: int
+def say(who: str, what: str) -> None:
+    """Show one line of the run; if it is long it goes on below itself."""
+    begin, indent = f"{who:>10}  ", " " * 12
+    wrapped = textwrap.wrap(
+        what,
+        console.width,
+        initial_indent=begin,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    line = Text("\n".join(wrapped))
+    line.stylize("bold", 0, len(begin))
+    console.print(line, soft_wrap=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """All of one run. The last of the workers came after the restart."""
-
-    peers: Peers
-    start_seconds: float
-    load_seconds: float
-    evicted_bytes: int
-    restart_seconds: float
-    arena_bytes: int
-    workers: tuple[WorkerFacts, ...]
-
-    @property
-    def weights_bytes(self) -> int:
-        """Size of all tensors: the model's and the adapter's."""
-        return self.peers.tensor_bytes + self.peers.adapter.tensor_bytes
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Memory of the weights for all workers that map: the arena and what is theirs alone."""
-        return self.arena_bytes + sum(worker.own_bytes for worker in self.workers if worker.transport == "mapped")
-
-    @property
-    def mapped_count(self) -> int:
-        """How many workers map."""
-        return sum(worker.transport == "mapped" for worker in self.workers)
-
-    def faults(self) -> Iterator[str]:
-        """Say everything that is not as it must be."""
-        for number, worker in enumerate(self.workers, 1):
-            for fault in _faults(worker, self.peers):
-                yield f"worker {number} {fault}"
-        if self.peers.adapter.text == self.peers.text:
-            yield "the adapter changes nothing"
-        if self.evicted_bytes < self.peers.adapter.tensor_bytes:
-            yield f"evicting the adapter gave back {_megabytes(self.evicted_bytes)}"
-        if self.mapped_bytes > NEARLY_ONE_COPY * self.weights_bytes:
-            yield f"{self.mapped_count} mapped workers and the arena hold {_megabytes(self.mapped_bytes)}"
+def show(facts: Facts) -> None:
+    """Show table and caption."""
+    console.print()
+    console.print(_table(facts))
+    console.print()
+    console.print(Text(CAPTION, style="dim"))
 
 
-def _faults(worker: WorkerFacts, peers: Peers) -> Iterator[str]:
-    acquired = [("the model", worker.transport, worker.digest, peers.digest)]
-    acquired += [(use.artifact_id, use.transport, use.digest, peers.adapter.digest) for use in worker.adapters]
-    for what, transport, digest, wanted in acquired:
-        if transport != worker.wanted_transport:
-            yield f"got {what} {transport}, not {worker.wanted_transport}"
-        if digest != wanted:
-            yield f"has other tensors of {what} than the file on disk"
-    later = "after the daemon was killed"
-    answers = [("", worker.text, peers.text), (f" {later}", worker.text_after, peers.text)]
-    answers += [(f" with {use.artifact_id}", use.text, peers.adapter.text) for use in worker.adapters]
-    answers += [(f" with the adapter {later}", worker.adapter_text_after, peers.adapter.text)]
-    for how, text, wanted in answers:
-        if text != wanted:
-            yield f"answers {text!r}{how}, from disk it is {wanted!r}"
+def milliseconds(seconds: float) -> str:
+    """Return a time as it is shown everywhere."""
+    return f"{seconds * 1e3:,.1f} ms"
 
 
-def table(facts: Facts) -> Table:
-    """Return the table of times and memory, each beside the peers' own."""
-    shown = Table(title="the same weights, in one run", title_justify="left")
-    shown.add_column("")
-    for name in ("warmshelf", "safetensors", "tensorizer"):
-        shown.add_column(name, justify="right")
-    sections = {"the model": _model_rows(facts), "the adapter": _adapter_rows(facts), "memory": _memory_rows(facts)}
+def megabytes(size_bytes: int) -> str:
+    """Return a size as it is shown everywhere."""
+    return f"{size_bytes / 1e6:,.0f} MB"
+
+
+def _table(facts: Facts) -> Table:
+    shown = Table(title="the same weights, in one run", title_justify="left", box=box.SIMPLE_HEAD)
+    shown.show_edge, shown.padding = False, (0, 0, 0, 1)  # with more it would not fit
+    shown.add_column("", no_wrap=True)
+    for name in COLUMNS:
+        shown.add_column(name, justify="right", no_wrap=True)
+    peers = facts.peers
+    sections = {
+        f"the model, {megabytes(peers.model.tensor_bytes)}": _model_rows(facts),
+        f"the adapter, {megabytes(peers.adapter.tensor_bytes)}": _adapter_rows(facts),
+        "memory of": _memory_rows(facts),
+    }
     for name, rows in sections.items():
         shown.add_row(name, style="bold")
-        for row in rows:
-            shown.add_row(*row)
+        for label, *cells in rows:
+            shown.add_row(f" {label}", *cells)
         shown.add_section()
     return shown
 
 
-CAPTION = (
-    "The files lie in the page cache. safetensors: load_file and a copy of every tensor, so that all bytes are read.\n"
-    "Of it and of tensorizer the best of 1, 2 and 4 threads. In the model: until peft has the adapter; beside it\n"
-    "PeftModel.from_pretrained and tensorizer, best of 3. Most of that is peft's work on the model, which warmshelf\n"
-    "does not spare. Memory is what the weights take, in pages: of warmshelf the arena and what workers have of their\n"
-    "own, of the others one process times the workers. The streamed worker stands for one on another host, where its\n"
-    "copies would lie: one for each form of the adapter."
-)
-
-
 def _model_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
-    peers, workers = facts.peers, facts.workers
-    once, again = _beside(peers)
-    yield "cold load", _time(facts.load_seconds), *once
-    for worker in workers[:-1]:
-        yield f"next worker, {worker.transport}", _time(worker.seconds), *again
-    yield "restart, until ready", _time(facts.restart_seconds)
-    yield f"then a worker, {workers[-1].transport}", _time(workers[-1].seconds), *again
+    peer, last = facts.peers.model, facts.workers[-1]
+    yield "first load (file cached)", milliseconds(facts.load_seconds), *_times(peer)
+    for number, worker in enumerate(facts.workers[:-1], 1):
+        yield from _worker_rows(f"worker {number}", worker, peer)
+    yield "restart until ready", milliseconds(facts.restart_seconds), NONE, NONE, NONE
+    yield "worker after restart", milliseconds(last.seconds), *_times(peer)
 
 
 def _adapter_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
-    peer, uses = facts.peers.adapter, [use for worker in facts.workers for use in worker.adapters]
-    once, again = _beside(peer)
-    for number, use in enumerate(uses):
-        yield f"{use.when}, {use.transport}", _time(use.seconds), *(again if number else once)
-    fastest = min(use.model_seconds for use in uses)
-    yield "in the model, at best", _time(fastest), _time(peer.peft_model_seconds), _time(peer.tensorizer_model_seconds)
+    peer = facts.peers.adapter
+    first, second, remote, restarted = (worker.adapters for worker in facts.workers)
+    for label, use in zip(
+        ("first load (file cached)", "the same as .tensors", "load after eviction"), first, strict=True
+    ):
+        yield label, milliseconds(use.seconds), *_times(peer)
+    yield from _worker_rows("worker 2", second[0], peer)
+    yield from _worker_rows("worker 3", remote[0], peer)
+    yield "worker after restart", milliseconds(restarted[0].seconds), *_times(peer)
+    best = min(use.model_seconds for use in first)  # of three tries, as the others'
+    by_peft, by_tensorizer = peer.peft_model_seconds, peer.tensorizer_model_seconds
+    yield "in peft", milliseconds(best), milliseconds(by_peft), NONE, milliseconds(by_tensorizer)
+
+
+def _worker_rows(name: str, acquired: Acquired, peer: PeerFacts) -> Iterator[tuple[str, ...]]:
+    if acquired.transport != "mapped":
+        speed = peer.tensor_bytes / acquired.seconds / 1e9
+        yield f"{name}: TCP, {speed:.2f} GB/s", milliseconds(acquired.seconds), NONE, NONE, NONE
+        return
+    yield f"{name}: mapped", milliseconds(acquired.seconds), *_times(peer)
+    _, *copies = _times(peer)
+    touched = milliseconds(peer.safetensors_mapped.touched_seconds)
+    yield "  every byte touched", milliseconds(acquired.touched_seconds), touched, *copies
+
+
+def _times(peer: PeerFacts) -> Iterator[str]:
+    return (milliseconds(load.seconds) for load in peer.loads)
 
 
 def _memory_rows(facts: Facts) -> Iterator[tuple[str, ...]]:
-    peers, workers = facts.peers, facts.workers
-    each = (
-        peers.safetensors_bytes + peers.adapter.safetensors_bytes,
-        peers.tensorizer_bytes + peers.adapter.tensorizer_bytes,
-    )
-    streamed_bytes = sum(worker.own_bytes for worker in workers if worker.transport != "mapped")
-    for who, count, held_bytes in (
-        (f"{facts.mapped_count} mapped", facts.mapped_count, facts.mapped_bytes),
-        (f"all {len(workers)}", len(workers), facts.mapped_bytes + streamed_bytes),
-    ):
-        yield who, *(_copies(facts, taken) for taken in (held_bytes, *(count * own for own in each)))
-
-
-def _beside(peer: Peers | PeerAdapter) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Return what the peers take, and how that is shown for each worker after the first."""
-    safetensors, tensorizer = _time(peer.safetensors_seconds), _time(peer.tensorizer_seconds)
-    return (safetensors, tensorizer), (f"{safetensors} again", f"{tensorizer} again")
+    count = len(facts.mapped)
+    both = zip(facts.peers.model.loads, facts.peers.adapter.loads, strict=True)
+    held = [model.held_bytes(count) + adapter.held_bytes(count) for model, adapter in both]
+    yield f"{count} workers, mapped", *(_copies(facts, taken) for taken in (facts.mapped_bytes, *held))
+    own_bytes = sum(worker.own_bytes for worker in facts.streamed)
+    yield f"{len(facts.streamed)} worker, streamed", _copies(facts, own_bytes), NONE, NONE, NONE
 
 
 def _copies(facts: Facts, held_bytes: int) -> str:
-    return f"{_megabytes(held_bytes)} = {held_bytes / facts.weights_bytes:.1f} x"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / MEGABYTE:,.0f} MB"
+    return f"{megabytes(held_bytes)} {held_bytes / facts.weights_bytes:.1f}x"

@@ -21,7 +21,7 @@ import torch
 import warmshelf
 import warmshelf.torch
 from examples import memory
-from examples.engine import Engine, digest
+from examples.engine import Engine, digest, touch
 
 ACQUIRE_SECONDS_MAX = 60.0
 
@@ -62,23 +62,23 @@ class Worker:
 
     def acquire(self, artifact_id: str) -> Mapping[str, object]:
         """Lease the model, make its tensors and an engine of them."""
-        lease, tensors, seconds = self._lease(artifact_id)
+        lease, tensors, times = self._lease(artifact_id)
         # transformers wants config and tokenizer in a directory; the lease has them.
         with tempfile.TemporaryDirectory(prefix="warmshelf-") as directory:
             for name, data in lease.files.items():
                 Path(directory, name).write_bytes(data)
             self._engine = Engine(Path(directory), tensors)
-        return {"transport": lease.transport, "seconds": seconds, "digest": digest(tensors)}
+        return {"transport": lease.transport, **times, "digest": digest(tensors)}
 
     def adapt(self, artifact_id: str) -> Mapping[str, object]:
         """Lease an adapter, add it to the model, answer with it."""
         began = time.perf_counter()
-        lease, tensors, seconds = self._lease(artifact_id)
+        lease, tensors, times = self._lease(artifact_id)
         self.engine.adapt(artifact_id, lease.config, tensors)
         return {
             "artifact_id": artifact_id,
             "transport": lease.transport,
-            "seconds": seconds,
+            **times,
             "model_seconds": time.perf_counter() - began,
             "digest": digest(tensors),
             "segment_id": lease.layout.segments[0].segment_id,
@@ -103,14 +103,16 @@ class Worker:
         held = memory.measure((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
         return {"own_bytes": held.own_bytes, "shared_bytes": held.shared_bytes}
 
-    def _lease(self, artifact_id: str) -> tuple[warmshelf.Lease, dict[str, torch.Tensor], float]:
-        """Return a lease, its tensors, and how many seconds they took."""
+    def _lease(self, artifact_id: str) -> tuple[warmshelf.Lease, dict[str, torch.Tensor], dict[str, float]]:
+        """Return a lease, its tensors, and how many seconds it took to have them and to have read them."""
         began = time.perf_counter()
         lease = self._shelf.acquire(artifact_id, timeout=ACQUIRE_SECONDS_MAX)
         tensors = warmshelf.torch.tensors(lease)
         seconds = time.perf_counter() - began
+        touch(tensors)
+        touched_seconds = time.perf_counter() - began
         self._leases[artifact_id], self._tensors[artifact_id] = lease, tensors
-        return lease, tensors, seconds
+        return lease, tensors, {"seconds": seconds, "touched_seconds": touched_seconds}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ artifact are tied here.
 from __future__ import annotations
 
 import warnings
+from functools import lru_cache
 
 import torch
 
@@ -26,7 +27,8 @@ def tensors(lease: Lease) -> dict[str, torch.Tensor]:
         UnsupportedDtype: this torch lacks a dtype; names tensor and dtype.
     """
     segment = _bytes_tensor(lease.segment_view)
-    return {name: _tensor(segment, spec) for name, spec in lease.specs.items()}
+    typed: dict[str, torch.Tensor] = {}  # the whole segment as each dtype: then a tensor costs one call of torch
+    return {name: _tensor(segment, typed, spec) for name, spec in lease.specs.items()}
 
 
 def _bytes_tensor(view: memoryview) -> torch.Tensor:
@@ -36,15 +38,27 @@ def _bytes_tensor(view: memoryview) -> torch.Tensor:
         return torch.frombuffer(view, dtype=torch.uint8)
 
 
-def _tensor(segment: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+def _tensor(segment: torch.Tensor, typed: dict[str, torch.Tensor], spec: TensorSpec) -> torch.Tensor:
     row = DTYPES[spec.dtype]
-    dtype = _torch_dtype(row, spec)
+    whole = typed.get(spec.dtype)
+    if whole is None:
+        dtype = _torch_dtype(row, spec)
+        whole = typed[spec.dtype] = segment[: len(segment) - len(segment) % dtype.itemsize].view(dtype)
     shape = _shape(row, spec)
     if spec.size_bytes == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=whole.dtype)
     if spec.offset_bytes % row.align_bytes:
         raise SegmentCorrupt(f"tensor {spec.name!r} lies at {spec.offset_bytes}, no multiple of {row.align_bytes}")
-    return segment[spec.offset_bytes : spec.end_bytes].view(dtype).view(shape)
+    return whole.as_strided(shape, _strides(shape), spec.offset_bytes // whole.dtype.itemsize)
+
+
+@lru_cache(maxsize=1024)  # the tensors of a model have few shapes between them
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the distances, in elements, of a dense row-major tensor."""
+    strides = [1]
+    for dim in reversed(shape[1:]):
+        strides.append(strides[-1] * dim)
+    return tuple(reversed(strides)) if shape else ()
 
 
 def _torch_dtype(row: Dtype, spec: TensorSpec) -> torch.dtype:

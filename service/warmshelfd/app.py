@@ -28,7 +28,8 @@ from warmshelfd.metrics import Metrics
 from warmshelfd.observing import Observing
 from warmshelfd.operating import Operating
 from warmshelfd.registry.open import open_registry
-from warmshelfd.residency import Residency, log_failure
+from warmshelfd.residency import Residency
+from warmshelfd.running import log_failure
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
 from warmshelfd.servicers.flight import FlightBudget

@@ -8,9 +8,10 @@ the event loop.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from warmshelf.errors import DeadlineExceeded, Internal, LoadCancelled, WarmshelfError
 from warmshelf.types import ArtifactState, Failure
@@ -20,6 +21,7 @@ from warmshelfd.domain.state import Event
 from warmshelfd.loading import Complete, Load, Loaded, Loader
 from warmshelfd.metrics import Metrics, Outcome
 from warmshelfd.records import remember, to_registration
+from warmshelfd.registry.base import Registration
 from warmshelfd.residency import Residency
 from warmshelfd.turns import Priority
 
@@ -35,6 +37,7 @@ class Flights:
         residency: Residency,
         loader: Loader,
         complete: Complete,
+        save: Callable[[Entry], Awaitable[None]],
         on_ready: Callable[[Entry], None],
         metrics: Metrics,
     ) -> None:
@@ -42,6 +45,7 @@ class Flights:
         self._residency = residency
         self._loader = loader
         self._complete = complete
+        self._save = save
         self._on_ready = on_ready
         self._metrics = metrics
         # Event loop only: the load under way of each artifact that has one.
@@ -120,11 +124,12 @@ class Flights:
 
     async def _run(self, entry: Entry, load: Load) -> None:
         try:
+            known = to_registration(entry)
             loaded = await self._loader.run(
-                to_registration(entry), load, lambda: self._begin(entry, load), self._complete
+                known, load, lambda: self._begin(entry, load), self._complete, lambda found: _as_asked(found, entry)
             )
             failpoints.hit("load.ready")
-            await self._land(entry, load, loaded)
+            await self._land(entry, load, loaded, known)
         except asyncio.CancelledError:
             load.error = LoadCancelled(f"the load of {entry.artifact_id!r} was stopped", artifact_id=entry.artifact_id)
         except WarmshelfError as error:
@@ -144,15 +149,16 @@ class Flights:
         if self._current(entry, load) and entry.state is not ArtifactState.LOADING:
             self._catalog.apply(entry.artifact_id, Event.LOAD_STARTED)
 
-    async def _land(self, entry: Entry, load: Load, loaded: Loaded) -> None:
+    async def _land(self, entry: Entry, load: Load, loaded: Loaded, known: Registration) -> None:
         segment_id = loaded.segment.segment_id
         if not self._current(entry, load):  # removed or replaced meanwhile: nobody can name these bytes
             if loaded.is_shared:
                 self._residency.end_stream(segment_id)
             else:
-                await self._residency.in_thread(self._residency.arena.unlink, loaded.segment)
+                await self._residency.discard(loaded.segment)
             raise asyncio.CancelledError
-        remember(entry, loaded.registration)
+        is_other = to_registration(entry) != known  # and may have been saved after what the load wrote
+        remember(entry, _as_asked(loaded.registration, entry))
         self._begin(entry, load)
         if loaded.is_shared:
             self._residency.share(segment_id, entry)
@@ -164,6 +170,8 @@ class Flights:
         entry.pinned = loaded.segment.pinned
         self._catalog.touch(entry, entry.last_use_time or loaded.registration.register_time)
         self._on_ready(entry)
+        if is_other:
+            await self._save(entry)
 
     def _fail(self, entry: Entry, load: Load, error: WarmshelfError) -> None:
         load.error = error
@@ -177,6 +185,11 @@ class Flights:
     def _current(self, entry: Entry, load: Load) -> bool:
         """Say whether this load is still the artifact's own."""
         return self._catalog.find(entry.artifact_id) is entry and self._loads.get(entry.artifact_id) is load
+
+
+def _as_asked(found: Registration, entry: Entry) -> Registration:
+    """Return what a load found, with what callers asked for since it began."""
+    return dataclasses.replace(found, spec=entry.spec, keep_resident=entry.keep_resident, follow=entry.follow)
 
 
 def _outcome(error: Exception | None) -> Outcome:

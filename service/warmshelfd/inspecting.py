@@ -14,11 +14,15 @@ from warmshelf._wire import layout_to_proto
 from warmshelf.errors import InvalidSpec
 from warmshelf.layout import Layout, SegmentSpec
 from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection, Source
-from warmshelfd.domain.extents import SegmentPlan, plan_segment
+from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.formats.base import FormatLimits, Inspected
 from warmshelfd.formats.detect import detect
+from warmshelfd.memo import InspectionMemo, Prepared
 from warmshelfd.memory.arena import Arena
 from warmshelfd.sources.base import OpenSource, SourceOpener
+
+_MEMO_BYTES_MAX = 64 << 20
+"""What inspections to remember: the headers of a thousand adapters of 420 tensors, with what they meant."""
 
 _MANIFEST_SLACK_BYTES = 4096
 """Room in the manifest for what is not the small files: fingerprint, digest, names' overhead."""
@@ -32,23 +36,20 @@ class Examined:
     segment will take in the arena.
     """
 
-    inspected: Inspected
+    prepared: Prepared
     fingerprint: str
     small_bytes: int
     size_bytes: int = 0
 
     @property
+    def inspected(self) -> Inspected:
+        """All that the format found."""
+        return self.prepared.inspected
+
+    @property
     def inspection(self) -> Inspection:
         """The part that callers see."""
-        entries = self.inspected.entries
-        ranges = {(e.file_index, e.offset_bytes, e.size_bytes) for e in entries}
-        return Inspection(
-            format_name=self.inspected.format_name,
-            file_names=self.inspected.file_names,
-            tensor_count=len(entries),
-            tensor_bytes=sum(size for _, _, size in ranges),
-            adapter=self.inspected.adapter,
-        )
+        return self.prepared.inspection
 
 
 class Sources:
@@ -57,6 +58,7 @@ class Sources:
     def __init__(self, openers: Mapping[str, SourceOpener], limits: FormatLimits) -> None:
         self._openers = openers
         self._limits = limits
+        self._memo = InspectionMemo(detect, bytes_max=_MEMO_BYTES_MAX)
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -73,10 +75,10 @@ class Sources:
 
     def examine(self, opened: OpenSource) -> Examined:
         """Read an open source's headers and config."""
-        inspected = detect(opened, self._limits)
+        prepared = self._memo.inspect(opened, self._limits)
         sizes = opened.files()
-        small = sum(sizes[name] + len(name) + 16 for name in inspected.small_files)
-        return Examined(inspected, opened.fingerprint(inspected.all_names), small)
+        small = sum(sizes[name] + len(name.encode()) + 16 for name in prepared.inspected.small_files)
+        return Examined(prepared, opened.fingerprint(prepared.inspected.all_names), small)
 
     def inspect(self, source: Source) -> Examined:
         """Open, examine and close a source."""
@@ -104,17 +106,13 @@ class Outline:
 
 def outline_segment(arena: Arena, examined: Examined) -> Outline:
     """Return what a segment of an inspected source will look like."""
-    plan = plan_segment(examined.inspected.entries, packed=examined.inspected.kind is ArtifactKind.ADAPTER)
+    plan = examined.prepared.plan
     segment_id = arena.new_segment_id()
-    layout = _encode_layout(segment_id, plan)
+    head = layout_to_proto(Layout(0, (SegmentSpec(0, segment_id, 0, 0),), ())).SerializeToString()
+    layout = head + examined.prepared.tensor_table  # joined messages are one message with the fields of both
     manifest_bytes_max = _manifest_bytes_max(examined)
     size = arena.segment_size(plan, layout, manifest_bytes_max)
     return Outline(segment_id, plan, layout, manifest_bytes_max, size)
-
-
-def _encode_layout(segment_id: str, plan: SegmentPlan) -> bytes:
-    layout = Layout(0, (SegmentSpec(0, segment_id, 0, 0),), plan.tensors)
-    return layout_to_proto(layout).SerializeToString()
 
 
 def _manifest_bytes_max(examined: Examined) -> int:

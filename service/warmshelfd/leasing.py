@@ -34,7 +34,8 @@ from warmshelfd.loading import Load
 from warmshelfd.matching import needs_check
 from warmshelfd.memory.segment import Segment
 from warmshelfd.records import to_artifact
-from warmshelfd.residency import Shelved, log_failure, run_stoppable
+from warmshelfd.residency import Shelved
+from warmshelfd.running import log_failure, run_stoppable
 from warmshelfd.shelf import Shelf
 from warmshelfd.turns import Priority
 

@@ -35,7 +35,8 @@ from warmshelfd.formats.base import Inspected
 from warmshelfd.inspecting import Examined, Sources, check_kind, config_of, outline_segment, read_small_files
 from warmshelfd.memory.segment import Segment, SegmentWriter
 from warmshelfd.registry.base import Registration, Registry
-from warmshelfd.residency import Residency, Waiters, run_stoppable, run_to_the_end
+from warmshelfd.residency import Residency, Waiters
+from warmshelfd.running import run_stoppable, run_to_the_end
 from warmshelfd.sources.base import OpenSource
 from warmshelfd.turns import Priority
 
@@ -81,12 +82,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is loaded: what was known of the artifact, its source as it is now, and what is known with that."""
+    """What is loaded: what was known of the artifact, its source as it is now, and what is known with that.
+
+    ``as_asked`` adds what callers asked for meanwhile.
+    """
 
     known: Registration
     source: OpenSource
     examined: Examined
     found: Registration
+    as_asked: Callable[[Registration], Registration]
 
     @property
     def kind(self) -> ArtifactKind:
@@ -153,13 +158,21 @@ class Loader:
 
         return await self._run(ArtifactKind.UNKNOWN, digest)
 
-    async def run(self, known: Registration, load: Load, reserved: Callable[[], None], complete: Complete) -> Loaded:
+    async def run(
+        self,
+        known: Registration,
+        load: Load,
+        reserved: Callable[[], None],
+        complete: Complete,
+        as_asked: Callable[[Registration], Registration],
+    ) -> Loaded:
         """Load an artifact; return its bytes and what is to be remembered of it.
 
-        ``complete`` adds what an inspection found, where it found something new.
-        ``reserved`` is called once space is promised. On every way out but success
-        the space, the file and the source are given back. Content that is resident
-        already, under whatever ID, is shared and not kept twice.
+        ``complete`` adds what an inspection found, where it found something new;
+        ``as_asked`` adds what callers asked for since the load began. ``reserved`` is
+        called once space is promised. On every way out but success the space, the file
+        and the source are given back. Content that is resident already, under whatever
+        ID, is shared and not kept twice.
         """
         failpoints.hit("load.started")
         opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
@@ -168,7 +181,8 @@ class Loader:
             examined = await self._run(ArtifactKind.UNKNOWN, lambda _: self._sources.examine(opened[0]))
             check_kind(known.spec, examined.inspected.kind)
             is_new = known.inspection is None or known.fingerprint != examined.fingerprint
-            job = _Job(known, opened[0], examined, await complete(known, examined) if is_new else known)
+            found = await complete(known, examined) if is_new else known
+            job = _Job(known, opened[0], examined, found, as_asked)
             must_hash = _must_hash(job)
             if known.digest and known.fingerprint == examined.fingerprint:
                 shared = await self._share(job, known.digest)
@@ -321,7 +335,7 @@ def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int) -> R
     changed = bool(known.fingerprint) and known.fingerprint != job.examined.fingerprint
     # A digest that nobody had time to learn cannot say that changed bytes are the same.
     other_bytes = bool(known.segment_id and digest) and digest != known.digest and (changed or bool(known.digest))
-    return dataclasses.replace(
+    registration = dataclasses.replace(
         job.found,
         fingerprint=job.examined.fingerprint,
         generation=max(1, known.generation + other_bytes),
@@ -329,6 +343,7 @@ def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int) -> R
         segment_id=segment_id,
         size_bytes=size_bytes,
     )
+    return job.as_asked(registration)
 
 
 def _manifest(examined: Examined, small: Mapping[str, bytes], digest: str) -> manifest_pb2.Manifest:

@@ -20,7 +20,8 @@ from warmshelfd.inspecting import Examined
 from warmshelfd.loading import Loader
 from warmshelfd.records import to_registration
 from warmshelfd.registry.base import Registration, Registry
-from warmshelfd.residency import Residency, log_failure
+from warmshelfd.residency import Residency
+from warmshelfd.running import log_failure
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +146,8 @@ class Matching:
         """Remember what is known better now, unless the artifact has changed meanwhile."""
         known = to_registration(entry)
         better = dataclasses.replace(known, inspection=found.inspection)
-        if better != known and known.fingerprint == found.fingerprint:
+        is_known = self._catalog.find(entry.artifact_id) is entry
+        if is_known and better != known and known.fingerprint == found.fingerprint:
             entry.inspection = found.inspection
             self._catalog.changed(entry)
             await self._registry.put(better)

@@ -19,7 +19,7 @@ from warmshelfd.inspecting import config_of
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import Stock
 from warmshelfd.records import to_artifact
-from warmshelfd.residency import run_stoppable
+from warmshelfd.running import run_stoppable
 from warmshelfd.shelf import Shelf
 
 _CHECK_THREADS = 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from warmshelf.types import Artifact
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.registry.base import Registration
@@ -55,4 +57,27 @@ def to_artifact(entry: Entry) -> Artifact:
         last_use_time=entry.last_use_time,
         keep_resident=entry.keep_resident,
         follow=entry.follow,
+    )
+
+
+def forgotten(known: Registration) -> Registration:
+    """Return the registration with nothing of its present bytes."""
+    return dataclasses.replace(known, digest="", segment_id="", size_bytes=0)
+
+
+def merged(now: Registration, known: Registration, wanted: Registration) -> Registration:
+    """Return what is wanted of what was known, of an artifact to which other things happened meanwhile.
+
+    What a load found by now is newer than what we saw.
+    """
+    asked = dataclasses.replace(now, spec=wanted.spec, keep_resident=wanted.keep_resident, follow=wanted.follow)
+    if now.fingerprint != known.fingerprint:
+        return asked
+    return dataclasses.replace(
+        asked,
+        kind=wanted.kind,
+        inspection=wanted.inspection,
+        adapter_shapes=wanted.adapter_shapes,
+        fingerprint=wanted.fingerprint,
+        size_bytes=now.size_bytes or wanted.size_bytes,
     )

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import threading
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -27,11 +25,10 @@ from warmshelfd.formats.base import Inspected
 from warmshelfd.memory.arena import Arena, Reservation
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import EvictReason, Metrics
+from warmshelfd.running import run_stoppable, stop
 from warmshelfd.turns import Priority, Turns
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 _CHECK_THREADS = 2
 """Two threads check CRCs at memory speed; more would take cores from serving."""
@@ -208,7 +205,7 @@ class Residency:
             for artifact_id in list(shelved.entries):
                 self._catalog.apply(artifact_id, Event.EVICTED)
                 self.forget_name(victim.segment_id, artifact_id, "placement")
-            await self._let_go(victim.segment_id)
+            await self.let_go(victim.segment_id)
         return True
 
     def _view(self) -> ArenaView:
@@ -264,17 +261,16 @@ class Residency:
     # --- letting go ---------------------------------------------------------
 
     def forget_name(self, segment_id: str, artifact_id: str, reason: EvictReason) -> None:
-        """Take an artifact's name from bytes; ``settle`` lets them go."""
+        """Take an artifact's name from bytes; ``settle`` or ``let_go`` lets them go.
+
+        At once with the change of the artifact: nothing may evict it for bytes that are not its own any more.
+        """
         shelved = self._shelved.get(segment_id)
         if shelved is not None and shelved.entries.pop(artifact_id, None) is not None:
             self._metrics.evicted(shelved.kind, reason)
 
-    async def unname(self, segment_id: str, artifact_id: str, reason: EvictReason) -> None:
-        """Take an artifact's name from bytes; without a name they go at once, or with their last holder."""
-        self.forget_name(segment_id, artifact_id, reason)
-        await self._let_go(segment_id)
-
-    async def _let_go(self, segment_id: str) -> None:
+    async def let_go(self, segment_id: str) -> None:
+        """Let bytes without a name go at once, or with their last holder."""
         task = self.settle(segment_id)
         if task is not None:
             await asyncio.shield(task)
@@ -289,14 +285,21 @@ class Residency:
         if shelved.entries or holders:
             return None
         del self._shelved[segment_id]
+        return self._begin_unlinking(shelved)
+
+    async def discard(self, segment: Segment) -> None:
+        """Unlink a segment that came too late to be anybody's."""
+        await asyncio.shield(self._begin_unlinking(Shelved(segment, ArtifactKind.UNKNOWN, {}, Waiters())))
+
+    def _begin_unlinking(self, shelved: Shelved) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._unlink(shelved))
         self._unlinking.add(task)
         task.add_done_callback(self._unlinking.discard)
         return task
 
     async def _unlink(self, shelved: Shelved) -> None:
-        await _stop(shelved.checking)
-        await _stop(shelved.hashing)
+        await stop(shelved.checking)
+        await stop(shelved.hashing)
         failpoints.hit("evict.chosen")
         await self.in_thread(self.arena.unlink, shelved.segment)
         failpoints.hit("evict.unlinked")
@@ -338,58 +341,14 @@ class Residency:
     async def close(self) -> None:
         """Wait for what is under way; segments keep their names for the next start."""
         for shelved in self._shelved.values():
-            await _stop(shelved.checking)
-            await _stop(shelved.hashing)
+            await stop(shelved.checking)
+            await stop(shelved.hashing)
         if self._unlinking:
             await asyncio.wait(self._unlinking)
 
     def in_thread(self, function: Callable[..., T], *args: object) -> Awaitable[T]:
         """Run something blocking in a thread of this module."""
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
-
-
-async def run_stoppable(threads: Executor, function: Callable[[Callable[[], bool]], T]) -> T:
-    """Run something blocking in a thread; if cancelled, tell it to stop and wait until it has.
-
-    ``function`` gets a predicate to ask often whether it is to stop.
-    """
-    stop = threading.Event()
-    future = asyncio.get_running_loop().run_in_executor(threads, function, stop.is_set)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait([future])
-        if not future.cancelled():
-            future.exception()  # seen: what a stopped function says does not matter
-        raise
-    finally:
-        del future  # a failure refers to this frame: it would keep itself alive, with all that the function held
-
-
-async def run_to_the_end(threads: Executor, function: Callable[[], T]) -> T:
-    """Run something blocking in a thread; a cancel comes too late to matter."""
-    future = asyncio.get_running_loop().run_in_executor(threads, function)
-    while not future.done():
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            continue
-        except Exception:  # noqa: BLE001 - raised again below
-            break
-    return future.result()
-
-
-def log_failure(task: asyncio.Task[None]) -> None:
-    """Log what ended a task that nobody waits for; a done callback."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("background work failed", exc_info=error)
-
-
-async def _stop(task: asyncio.Task[None] | None) -> None:
-    if task is not None and not task.done():
-        task.cancel()
-        await asyncio.wait([task])
 
 
 async def _wait_briefly(changed: asyncio.Event) -> None:

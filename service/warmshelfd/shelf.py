@@ -36,7 +36,7 @@ from warmshelfd.matching import Matching
 from warmshelfd.memory.adoption import adopt
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import Metrics
-from warmshelfd.records import remember, to_artifact, to_entry, to_registration
+from warmshelfd.records import forgotten, merged, remember, to_artifact, to_entry, to_registration
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.residency import Residency, Waiters
 
@@ -73,7 +73,7 @@ class Shelf:
         self.leases = leases
         self.residency = residency
         self.matching = Matching(catalog, residency, loader, registry, self.withdraw)
-        self.flights = Flights(catalog, residency, loader, self.matching.complete, on_ready, metrics)
+        self.flights = Flights(catalog, residency, loader, self.matching.complete, self._save, on_ready, metrics)
         self.draining = False
         self.hash_threads = executor(1, "hash")
         self.clock = clock
@@ -83,6 +83,8 @@ class Shelf:
         self._loader = loader
         # Event loop only: who registers an ID now, and how many wait to.
         self._registering: dict[str, tuple[asyncio.Lock, int]] = {}
+        # Event loop only: IDs whose last change may not have reached the registry.
+        self._unsaved: set[str] = set()
 
     # --- start and stop -----------------------------------------------------
 
@@ -161,9 +163,11 @@ class Shelf:
         entry = to_entry(registration)
         self.catalog.add(entry)
         try:
-            await self._registry.put(registration)
-        except BaseException:
-            self.catalog.apply(artifact_id, Event.REMOVED)
+            await self._save(entry)
+        except WarmshelfError:  # but not if the caller stops waiting: then it is registered all the same
+            if self._is_known(entry):
+                self.flights.abandon(artifact_id)
+                self.catalog.apply(artifact_id, Event.REMOVED)
             raise
         failpoints.hit("register.recorded")
         self.matching.base_came(entry)
@@ -183,33 +187,38 @@ class Shelf:
             )
         examined = await self._look(spec, must_exist=bool(conflict))
         known = to_registration(entry)
-        wanted = dataclasses.replace(
-            known,
-            spec=spec,
-            keep_resident=options.keep_resident or (known.keep_resident and not options.replace),
-            follow=options.follow or (known.follow and not options.replace),
-        )
+        wanted = _asked(known, spec, options)
         if examined is not None:
             changed = bool(known.fingerprint) and examined.fingerprint != known.fingerprint
             if conflict or (changed and (options.replace or not await self._is_same(wanted))):
-                await self._replace(entry, await self._next_generation(wanted, examined))
+                await self._replace(entry, await self._complete(forgotten(wanted), examined))
                 return
             wanted = await self._complete(wanted, examined)
-        if wanted != known:
-            await self._registry.put(wanted)
-            remember(entry, wanted)
+        now = to_registration(entry)
+        better = merged(now, known, wanted)
+        if self._is_known(entry) and (better != now or entry.artifact_id in self._unsaved):
+            remember(entry, better)
             self.catalog.changed(entry)
+            await self._save(entry)
+
+    def _is_known(self, entry: Entry) -> bool:
+        """Say whether an entry was not removed while somebody waited."""
+        return self.catalog.find(entry.artifact_id) is entry
+
+    async def _save(self, entry: Entry) -> None:
+        """Let the registry know an entry as it is now.
+
+        Who changes an entry saves it before anything else can happen: so the registry
+        sees the changes in their order, and a removed ID does not come back.
+        """
+        self._unsaved.add(entry.artifact_id)
+        await self._registry.put(to_registration(entry))
+        self._unsaved.discard(entry.artifact_id)
 
     async def _complete(self, known: Registration, examined: Examined) -> Registration:
         """Return the registration with what an inspection found."""
         found = await self.matching.complete(known, examined)
         return dataclasses.replace(found, size_bytes=known.size_bytes or examined.size_bytes)
-
-    async def _next_generation(self, known: Registration, examined: Examined) -> Registration:
-        """Return the registration of new content: nothing of the old bytes is remembered."""
-        generation = known.generation + 1 if known.generation else 0
-        forgotten = dataclasses.replace(known, generation=generation, digest="", segment_id="", size_bytes=0)
-        return await self._complete(forgotten, examined)
 
     async def _look(self, spec: ArtifactSpec, *, must_exist: bool) -> Examined | None:
         """Inspect; a source that cannot be seen now is no change of it."""
@@ -239,18 +248,25 @@ class Shelf:
             actual=actual,
         )
 
-    async def _replace(self, entry: Entry, registration: Registration) -> None:
-        await self._registry.put(registration)
+    async def _replace(self, entry: Entry, found: Registration) -> None:
+        """Begin the next generation, of which only what its headers told is known."""
+        if not self._is_known(entry):
+            return
         self.flights.abandon(entry.artifact_id)
         old = entry.segment_id
         if entry.state is ArtifactState.EVICTING:
             self.catalog.apply(entry.artifact_id, Event.DRAINED)  # its holders keep bytes without a name
         elif entry.state in (ArtifactState.READY, ArtifactState.FAILED):
             self.catalog.apply(entry.artifact_id, Event.REPLACED)
-        remember(entry, registration)
+        self.residency.forget_name(old, entry.artifact_id, "replaced")
+        generation = entry.generation + 1 if entry.generation else 0
+        remember(entry, dataclasses.replace(found, generation=generation))
         self.catalog.changed(entry)
         self.residency.notify()
-        await self.residency.unname(old, entry.artifact_id, "replaced")
+        try:
+            await self._save(entry)
+        finally:
+            await self.residency.let_go(old)
         self.matching.base_came(entry)
 
     @asynccontextmanager
@@ -296,7 +312,8 @@ class Shelf:
                 )
             self.catalog.apply(artifact_id, Event.DRAIN_STARTED if holders else Event.EVICTED)
             if not holders:
-                await self.residency.unname(entry.segment_id, artifact_id, "explicit")
+                self.residency.forget_name(entry.segment_id, artifact_id, "explicit")
+                await self.residency.let_go(entry.segment_id)
         return to_artifact(entry)
 
     def _holders(self, entry: Entry) -> int:
@@ -318,10 +335,14 @@ class Shelf:
         entry = self.catalog.get(artifact_id)
         self.flights.abandon(artifact_id)
         self.catalog.apply(artifact_id, Event.REMOVED)
-        await self._registry.delete(artifact_id)
-        failpoints.hit("remove.recorded")
-        self.residency.notify()
-        await self.residency.unname(entry.segment_id, artifact_id, "removed")
+        self.residency.forget_name(entry.segment_id, artifact_id, "removed")
+        self._unsaved.discard(artifact_id)
+        try:
+            await self._registry.delete(artifact_id)
+            failpoints.hit("remove.recorded")
+        finally:
+            self.residency.notify()
+            await self.residency.let_go(entry.segment_id)
 
     def withdraw(self, entry: Entry, error: WarmshelfError) -> None:
         """The resident bytes turned out to be wrong: they lose their name at once."""
@@ -340,10 +361,12 @@ class Shelf:
         if twin_id and twin_id != old_id:
             entry.segment_id = twin_id
             self.residency.share(twin_id, entry)
+            self.residency.forget_name(old_id, entry.artifact_id, "duplicate")
         self.catalog.changed(entry)
-        await self._registry.put(to_registration(entry))
-        if entry.segment_id != old_id:
-            await self.residency.unname(old_id, entry.artifact_id, "duplicate")
+        try:
+            await self._save(entry)
+        finally:
+            await self.residency.let_go(old_id)
 
     async def notice_change(self, entry: Entry) -> None:
         """Look at the source of a resident artifact; if it is followed and holds other bytes now, let the old ones go.
@@ -358,4 +381,17 @@ class Shelf:
             known = to_registration(entry)
             changed = examined is not None and bool(known.fingerprint) and examined.fingerprint != known.fingerprint
             if examined is not None and changed and not await self._is_same(known):
-                await self._replace(entry, await self._next_generation(known, examined))
+                await self._replace(entry, await self._complete(forgotten(known), examined))
+
+
+# --- pure parts -------------------------------------------------------------
+
+
+def _asked(known: Registration, spec: ArtifactSpec, options: RegisterOptions) -> Registration:
+    """Return the registration as a caller wants it."""
+    return dataclasses.replace(
+        known,
+        spec=spec,
+        keep_resident=options.keep_resident or (known.keep_resident and not options.replace),
+        follow=options.follow or (known.follow and not options.replace),
+    )

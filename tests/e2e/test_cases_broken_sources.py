@@ -14,6 +14,7 @@ from kit.models import Tensor, filled, pattern, safetensors_bytes, write_model, 
 from kit.plain import Plain
 from kit.processes import Daemon, eventually, read_all
 from warmshelf import errors
+from warmshelf.v1 import catalog_pb2
 
 MIB = 1 << 20
 
@@ -75,8 +76,10 @@ def test_two_hundred_thousand_tiny_tensors_are_served(shared: Daemon, models: Pa
         for i in range(200_000)
     }
     path.write_bytes(safetensors_bytes(tensors))
-    with shared.connect() as shelf:
-        shelf.register("m", path)
+    request = catalog_pb2.RegisterArtifactRequest(artifact_id="m", defer_inspection=True)  # so it is read once
+    request.spec.source.uri = f"file://{path}"
+    with Plain(shared.address) as plain, shared.connect() as shelf:
+        plain.catalog.RegisterArtifact(request, timeout=20)
         with shelf.acquire("m", timeout=60) as lease:
             assert len(lease) == 200_000
             for name in list(tensors)[::10_000]:

@@ -97,10 +97,9 @@ def test_killed_again_and_again_while_adopting_the_whole_set_is_there_in_the_end
             shelf.register(f"m{i}", f"file://{models}/{i}.safetensors")
             shelf.acquire(f"m{i}", timeout=20).release()
     daemon.kill()
-    for _ in range(2):
-        for hit in (1, 3):
-            daemon.start(failpoints=f"adopt.segment={hit}*kill", wait=False)
-            assert daemon.wait() == -signal.SIGKILL
+    for hit in (1, 3, 4):
+        daemon.start(failpoints=f"adopt.segment={hit}*kill", wait=False)
+        assert daemon.wait() == -signal.SIGKILL
     for i in range(4):
         (models / f"{i}.safetensors").unlink()
     daemon.start()

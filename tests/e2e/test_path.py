@@ -13,22 +13,22 @@ from kit.processes import Daemon, read_all
 from warmshelf import errors
 
 
-def test_a_registered_file_is_acquired_mapped_and_streamed_with_the_same_bytes(running: Daemon, models: Path) -> None:
+def test_a_registered_file_is_acquired_mapped_and_streamed_with_the_same_bytes(shared: Daemon, models: Path) -> None:
     tensors = write_model(models / "a.safetensors", 1)
-    with running.connect() as shelf:
+    with shared.connect() as shelf:
         artifact = shelf.register("org/a", f"file://{models}/a.safetensors")
         assert artifact.inspection is not None
         assert artifact.inspection.tensor_count == len(tensors)
         with shelf.acquire("org/a", timeout=20) as lease:
             assert lease.transport == "mapped"
             assert read_all(lease) == tensors
-    with warmshelf.connect(running.tcp_address) as shelf, shelf.acquire("org/a", timeout=20) as lease:
+    with warmshelf.connect(shared.tcp_address) as shelf, shelf.acquire("org/a", timeout=20) as lease:
         assert lease.transport == "streamed"
         assert read_all(lease) == tensors
 
 
-def test_an_unknown_id_is_not_found(running: Daemon) -> None:
-    with running.connect() as shelf, pytest.raises(errors.ArtifactNotFound):
+def test_an_unknown_id_is_not_found(shared: Daemon) -> None:
+    with shared.connect() as shelf, pytest.raises(errors.ArtifactNotFound):
         shelf.acquire("nobody/knows", timeout=5)
 
 
@@ -51,21 +51,21 @@ def test_after_a_kill_the_bytes_are_served_again_without_the_source(daemon: Daem
         again.release()
 
 
-def test_an_evicted_artifact_is_loaded_again_by_its_id_alone(running: Daemon, models: Path) -> None:
+def test_an_evicted_artifact_is_loaded_again_by_its_id_alone(shared: Daemon, models: Path) -> None:
     tensors = write_model(models / "a.safetensors", 1)
-    with running.connect() as shelf:
+    with shared.connect() as shelf:
         shelf.register("org/a", f"file://{models}/a.safetensors")
         shelf.acquire("org/a", timeout=20).release()
         assert shelf.evict("org/a").state is warmshelf.ArtifactState.REGISTERED
-        assert running.segments() == []
+        assert shared.segments() == []
         with shelf.acquire("org/a", timeout=20) as lease:
             assert read_all(lease) == tensors
             assert lease.generation == 1
 
 
-def test_a_removed_artifact_is_unknown_at_once_and_its_holder_keeps_the_bytes(running: Daemon, models: Path) -> None:
+def test_a_removed_artifact_is_unknown_at_once_and_its_holder_keeps_the_bytes(shared: Daemon, models: Path) -> None:
     tensors = write_model(models / "a.safetensors", 1)
-    with running.connect() as shelf:
+    with shared.connect() as shelf:
         shelf.register("org/a", f"file://{models}/a.safetensors")
         lease = shelf.acquire("org/a", timeout=20)
         shelf.remove("org/a")

@@ -26,7 +26,7 @@ def two_places():
 def start_demo(places, *arguments):
     temporary, memory = places
     command = [sys.executable, "-m", "examples.demo", "--memory", str(memory), *arguments]
-    environment = {**os.environ, "TMPDIR": str(temporary), "COLUMNS": "120"}
+    environment = {**os.environ, "TMPDIR": str(temporary), "COLUMNS": "80"}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -52,11 +52,11 @@ def facts(tmp_path_factory):
         process = start_demo(places, "--json", str(found))
         output, _ = process.communicate()
         assert process.returncode == 0, output
-        return {**json.loads(found.read_text()), "left": leftovers(places)}
+        return {**json.loads(found.read_text()), "output": output, "left": leftovers(places)}
 
 
 def test_every_worker_answers_as_the_model_on_disk_does(facts):
-    workers, text = facts["workers"], facts["peers"]["text"]
+    workers, text = facts["workers"], facts["peers"]["model"]["text"]
     assert facts["faults"] == []
     assert "Paris" in text
     assert [worker["transport"] for worker in workers] == ["mapped", "mapped", "streamed", "mapped"]
@@ -64,7 +64,7 @@ def test_every_worker_answers_as_the_model_on_disk_does(facts):
 
 
 def test_every_worker_has_the_very_bits_of_the_file(facts):
-    assert {worker["digest"] for worker in facts["workers"]} == {facts["peers"]["digest"]}
+    assert {worker["digest"] for worker in facts["workers"]} == {facts["peers"]["model"]["digest"]}
 
 
 def uses(facts):
@@ -94,7 +94,7 @@ def test_equal_content_is_one_segment_and_another_after_the_eviction(facts):
 
 
 def test_mapped_workers_share_one_copy_and_the_streamed_one_has_its_own(facts):
-    model, adapter = facts["peers"]["tensor_bytes"], facts["peers"]["adapter"]["tensor_bytes"]
+    model, adapter = (facts["peers"][which]["tensor_bytes"] for which in ("model", "adapter"))
     own = {"mapped": 0, "streamed": 0}
     for worker in facts["workers"]:
         own[worker["transport"]] += worker["own_bytes"]
@@ -104,21 +104,42 @@ def test_mapped_workers_share_one_copy_and_the_streamed_one_has_its_own(facts):
 
 def test_all_times_beside_the_peers_were_measured(facts):
     adapter = facts["peers"]["adapter"]
-    assert min(adapter["peft_model_seconds"], adapter["tensorizer_model_seconds"]) > adapter["safetensors_seconds"] > 0
-    assert all(use["model_seconds"] > use["seconds"] > 0 for use in uses(facts))
+    assert min(adapter["peft_model_seconds"], adapter["tensorizer_model_seconds"]) > 0
+    assert all(use["model_seconds"] > use["touched_seconds"] > use["seconds"] > 0 for use in uses(facts))
+    assert all(worker["touched_seconds"] > worker["seconds"] > 0 for worker in facts["workers"])
+
+
+def test_safetensors_is_shown_mapped_and_copied(facts):
+    for peer in facts["peers"].values():
+        mapped, copied, size = peer["safetensors_mapped"], peer["safetensors_copied"], peer["tensor_bytes"]
+        assert mapped["own_bytes"] < 0.1 * size
+        assert mapped["shared_bytes"] + mapped["own_bytes"] >= size
+        assert copied["shared_bytes"] == 0
+        assert copied["own_bytes"] >= size
+        assert 0 < mapped["seconds"] < mapped["touched_seconds"]
+        assert mapped["seconds"] < copied["seconds"]
+
+
+def test_it_fits_80_columns_and_announces_what_takes_long(facts):
+    lines = facts["output"].splitlines()
+    assert max(map(len, lines)) <= 80
+    announced = [line.split()[0] for line in lines if line.endswith("...")]
+    assert announced == ["measuring", "workers", "workers"]
+    assert "…" not in facts["output"]  # nothing in the table was cut
 
 
 def test_a_finished_demo_leaves_no_process_and_no_file(facts):
     assert facts["left"] == []
 
 
-def test_an_interrupted_demo_leaves_no_process_and_no_file():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["SIGINT", "SIGHUP"])
+def test_an_interrupted_demo_leaves_no_process_and_no_file(number):
     with two_places() as places:
         process = start_demo(places)
         for line in process.stdout:
             if line.split()[:1] == ["load"]:
-                process.send_signal(signal.SIGINT)
+                process.send_signal(number)
                 break
         process.communicate()
-        assert process.returncode == 130
+        assert process.returncode == 128 + number
         assert leftovers(places) == []

@@ -13,12 +13,12 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener
 from typing import Any
 
 from warmshelf.errors import SequenceCompacted, WarmshelfError
-from warmshelf.types import Artifact, ArtifactSpec, Capacity
+from warmshelf.types import Artifact, ArtifactSpec, ArtifactState, Capacity
 from warmshelfd import failpoints
 from warmshelfd.app import Daemon
 from warmshelfd.config import parse
@@ -27,6 +27,7 @@ from warmshelfd.leasing import AcquireOptions
 from warmshelfd.memory.arena import Arena
 from warmshelfd.observing import Observing
 from warmshelfd.records import to_registration
+from warmshelfd.registry.base import Registration
 from warmshelfd.shelf import RegisterOptions
 
 QUIET_SECONDS = 20.0
@@ -301,7 +302,8 @@ class Core:
         entries = {entry.artifact_id: to_registration(entry) for entry in shelf.catalog}
         for artifact_id in sorted(rows.keys() | entries.keys()):
             row, entry = rows.get(artifact_id), entries.get(artifact_id)
-            if _durable(row) != _durable(entry):
+            is_resident = shelf.catalog.find(artifact_id) in [*shelf.catalog.in_state(ArtifactState.READY)]
+            if row != entry if is_resident else _asked(row) != _asked(entry):
                 faults.append(f"registry has {row}, catalog {entry}")
         odd = {
             "loads": [*shelf.flights._loads, *shelf.flights._tasks],
@@ -313,9 +315,9 @@ class Core:
         return faults + [f"left over: {what} {found}" for what, found in odd.items() if found]
 
 
-def _durable(registration: Any) -> Any:
-    """Leave out what a load that failed late may have written ahead of the catalog."""
-    return registration and replace(registration, segment_id="", size_bytes=0)
+def _asked(row: Registration | None) -> object:
+    """Return what callers asked for. The rest may be ahead of the catalog by what a load wrote before it failed."""
+    return row and (row.spec, row.keep_resident, row.follow, row.register_time)
 
 
 def _run_core(connection: Connection) -> None:

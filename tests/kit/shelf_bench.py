@@ -75,11 +75,13 @@ class Bench:
             str(self.root / "arena"), str(self.root / "registry.sqlite"), str(self.files.directory), BUDGET_BYTES
         )
         self.states: dict[str, frozenset[Maybe]] = {}
+        self.ahead: dict[str, frozenset[Maybe]] = {}  # what the registry may hold instead
         self.held: list[Held] = []
         self.sessions: list[str] = []
         self.sizes: dict[str, int] = {}  # of segments, by content; learned
         self.named: set[str] = set()  # segments that had a name in the arena since the core was started
         self.pictures: dict[str, Picture] = {"steady": _NOTHING}  # of watchers that are away or died with a core
+        self.last: list[tuple[Call, Told]] = []  # for messages
         self.sound = True  # nothing wrong has been found
         self._cores = cores
         self.core = self._start()
@@ -136,6 +138,7 @@ class Bench:
         world = self._world(calls, alone=alone)
         answers = [self.core.end(number) for number in numbers]
         told = [self._told(call, answer, faulty=faulty) for call, answer in zip(calls, answers, strict=True)]
+        self.last = list(zip(calls, told, strict=True))
         died = any(answer.reason == "DIED" for answer in answers) or kill_after is not None
         if died:
             self.restart(busy=True, calls=list(zip(calls, told, strict=True)), world=world)
@@ -172,7 +175,7 @@ class Bench:
 
     def _told(self, call: Call, answer: Answer, *, faulty: bool) -> Told:
         if answer.reason in OPEN - (set() if faulty else {"INTERNAL"}):
-            return Told(is_open=True)
+            return Told(answer.reason, is_open=True)
         if answer.reason or not isinstance(call, model.Acquire):
             return Told(answer.reason)
         held = self._hold(call, answer.value)
@@ -251,11 +254,15 @@ class Bench:
             states = self.states.get(artifact_id, frozenset([None]))
             own = [pair for pair in calls if pair[0].artifact_id == artifact_id]
             after = model.ends(states, own, world or self._world([], alone=True), alone=not busy)
+            after |= self.ahead.get(artifact_id, frozenset())
             self.states[artifact_id] = frozenset().union(*(model.after_death(one, was_busy=busy) for one in after))
         self.pictures |= self.seen.pictures
         self.named = set(self._files())
+        self.ahead.clear()
+        before = {*self.seen.segments.values()}
         self.core = self._start()
         self.look([], died=True)
+        assert busy or {*self.seen.segments.values()} <= before, "bytes came back that nobody had"
 
     def _start(self) -> Core:
         core = self._cores.start(self.places)
@@ -284,6 +291,7 @@ class Bench:
             own = [pair for pair in calls if pair[0].artifact_id == artifact_id]
             may_drift = not alone or artifact_id in evicted or drained
             start = self.states.get(artifact_id, frozenset([None]))
+            self._look_ahead(artifact_id, start, own, world)
             self._narrow(artifact_id, start, model.ends(start, own, world, alone=not may_drift), own)
         self._check_evicted(before, evicted)
         self._check_arena()
@@ -292,6 +300,13 @@ class Bench:
             held.check()
         self.sound = True
 
+    def _look_ahead(
+        self, artifact_id: str, start: frozenset[Maybe], calls: Sequence[tuple[Call, Told]], world: World
+    ) -> None:
+        failed = [call for call, told in calls if told.reason]
+        may_be = {one for known in start for call in failed for one in model.ahead(known, call, world)}
+        self.ahead[artifact_id] = self.ahead.get(artifact_id, frozenset()) | may_be
+
     def _narrow(
         self, artifact_id: str, start: frozenset[Maybe], after: frozenset[Maybe], calls: Sequence[tuple[Call, Told]]
     ) -> None:
@@ -299,8 +314,10 @@ class Bench:
         self.states[artifact_id] = frozenset(known for known in after if model.fits(known, artifact))
         assert self.states[artifact_id], (
             f"no order of the calls explains {artifact_id}:\nwas {set(start)}\ncalls {calls}\n"
-            f"could be {set(after)}\nis {artifact}"
+            f"could be {set(after)}\nis {artifact}\nlast {self.last}"
         )
+        if artifact_id in self.seen.segments:
+            self.ahead.pop(artifact_id, None)
 
     def _evicted(self, before: Snapshot, calls: Sequence[tuple[Call, Told]]) -> set[str]:
         """Return what lost its bytes though no call was about it, in a step in which something may have been loaded."""

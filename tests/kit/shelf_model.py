@@ -350,6 +350,8 @@ def _afters(
         same = (outcome.reason, outcome.generation, outcome.content) == (told.reason, told.generation, told.content)
         if told.is_open or same:
             yield outcome.after
+        if told.reason == "INTERNAL" and isinstance(call, (Acquire, Load)) and outcome.after is not None:
+            yield _failed(outcome.after, told.reason)  # a failpoint failed the load
 
 
 def _drift(known: Maybe) -> Iterator[Known]:
@@ -369,13 +371,21 @@ def _interrupted(call: Call, together: Sequence[Call]) -> set[str]:
 
 
 def after_death(known: Maybe, *, was_busy: bool) -> frozenset[Maybe]:
-    """Return what the next daemon can find. If nothing was under way, that is certain."""
+    """Return what the next daemon can find: what was resident, and bytes given back that another ID still shares."""
     if known is None:
         return frozenset([None])
-    if known.state not in ("ready", "evicting"):
-        return frozenset([replace(known, state="registered", failure="")])
-    ready = replace(known, state="ready")
-    return frozenset([ready, replace(known, state="registered")] if was_busy else [ready])
+    registered, ready = replace(known, state="registered", failure=""), replace(known, state="ready", failure="")
+    if known.state in ("ready", "evicting") and not was_busy:
+        return frozenset([ready])
+    return frozenset([registered, ready] if known.content else [registered])
+
+
+def ahead(known: Maybe, call: Call, world: World) -> Iterator[Known]:
+    """Return what the registry may hold of an artifact after a load that did not end: all that it would have brought."""
+    if isinstance(call, (Acquire, Load)):
+        for outcome in outcomes(known, call, world):
+            if not outcome.reason and outcome.after is not None:
+                yield replace(outcome.after, state="registered", failure="")
 
 
 def fits(known: Maybe, artifact: Artifact | None) -> bool:

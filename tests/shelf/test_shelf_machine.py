@@ -7,6 +7,7 @@ other ones each time.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -23,11 +24,10 @@ DEPTH = int(os.environ.get("WARMSHELF_TEST_DEPTH", "0"))
 
 IDS = st.sampled_from(["a", "b/b", "c"])
 FILES = st.sampled_from(["p", "q", "r"])
-CONTENT = st.sampled_from([*CONTENTS])
-DIGESTS = st.sampled_from([content.digest for content in CONTENTS.values()])
-EXPECTED = st.one_of(
-    st.just(""), st.just(""), DIGESTS, st.sampled_from([content.file_digest for content in CONTENTS.values()])
-)
+OFTEN = ["small-1", "small-2", "middle-1", "middle-2", "large"]
+CONTENT = st.sampled_from([*OFTEN, *OFTEN, "giant"])
+DIGESTS = [content.digest for content in CONTENTS.values()]
+EXPECTED = st.sampled_from([*[""] * 20, *DIGESTS, *(content.file_digest for content in CONTENTS.values())])
 SELDOM = st.sampled_from([False, False, False, True])
 INDEXES = st.integers(0, 5)
 DELAYS = st.sampled_from([0.0, 0.0, 0.0005, 0.001, 0.002, 0.004, 0.008])
@@ -35,10 +35,10 @@ DELAYS = st.sampled_from([0.0, 0.0, 0.0005, 0.001, 0.002, 0.004, 0.008])
 REGISTER = st.builds(
     Register, IDS, FILES, expected=EXPECTED, replace=st.booleans(), keep=SELDOM, follow=SELDOM, defer=SELDOM
 )
-ACQUIRE = st.builds(Acquire, IDS, resident_only=SELDOM, expected=st.one_of(st.just(""), st.just(""), DIGESTS))
+ACQUIRE = st.builds(Acquire, IDS, resident_only=SELDOM, expected=st.sampled_from([*[""] * 20, *DIGESTS]))
 LOAD, REMOVE, VERIFY = st.builds(Load, IDS), st.builds(Remove, IDS), st.builds(Verify, IDS)
 EVICT = st.builds(Evict, IDS, drain=st.booleans())
-CALLS: st.SearchStrategy[Call] = st.one_of(ACQUIRE, ACQUIRE, LOAD, REGISTER, EVICT, REMOVE, VERIFY)
+CALLS: st.SearchStrategy[Call] = st.one_of(ACQUIRE, ACQUIRE, ACQUIRE, LOAD, REGISTER, REGISTER, EVICT, VERIFY, REMOVE)
 BURST = st.lists(st.tuples(CALLS, DELAYS), min_size=2, max_size=4)
 
 STEPS_OF_A_LOAD = ["load.started", "load.reserved", "load.created", "load.part", "load.read"]
@@ -61,6 +61,8 @@ class ShelfMachine(RuleBasedStateMachine):
     def write_all(self, contents: tuple[str, ...]) -> None:
         for file, content in zip("pqr", contents, strict=True):
             self.bench.files.write(file, content, rename=False)
+        for artifact_id, file in zip(["a", "b/b", "c"], "pqr", strict=True):
+            self.bench.run([Register(artifact_id, file)])
 
     # --- sources ---
 
@@ -93,6 +95,10 @@ class ShelfMachine(RuleBasedStateMachine):
         if scribble and not told.reason:
             self.bench.held[-1].scribble()
 
+    @rule(artifact_id=IDS)
+    def acquire_plainly(self, artifact_id: str) -> None:
+        self.bench.run([Acquire(artifact_id)])
+
     @rule(call=CALLS)
     def call(self, call: Call) -> None:
         self.bench.run([call])
@@ -101,11 +107,13 @@ class ShelfMachine(RuleBasedStateMachine):
     def burst(self, burst: list[tuple[Call, float]]) -> None:
         self.bench.run([call for call, _ in burst], [delay for _, delay in burst])
 
-    @rule(call=ACQUIRE, after=DELAYS)
-    def acquire_and_cancel(self, call: Acquire, after: float) -> None:
-        number = self.bench.begin(call)
-        self.bench.core.cancel(number)
-        self.bench.finish([call], [number])
+    @rule(call=CALLS, others=st.lists(CALLS, max_size=2), after=DELAYS)
+    def cancel(self, call: Call, others: list[Call], after: float) -> None:
+        """A caller gives up, which is nothing to the others."""
+        numbers = [self.bench.begin(each) for each in (call, *others)]
+        time.sleep(after)
+        self.bench.core.cancel(numbers[0])
+        self.bench.finish([call, *others], numbers)
 
     # --- workers ---
 

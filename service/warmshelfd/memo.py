@@ -1,0 +1,118 @@
+"""Remembers inspections, so that equal headers are parsed once.
+
+An inspection depends on nothing but the files' names and sizes and the bytes it
+reads of them. So a remembered one holds exactly if the same reads give the same
+bytes again. That is so for an artifact that was evicted and is loaded again, and
+for adapters that were trained by one recipe, whose headers are equal.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from warmshelf._wire import layout_to_proto
+from warmshelf.layout import Layout
+from warmshelf.types import ArtifactKind, Inspection
+from warmshelfd.domain.extents import SegmentPlan, plan_segment
+from warmshelfd.formats.base import Files, FormatLimits, Inspected
+
+_Listing = tuple[tuple[str, int], ...]
+_Read = tuple[str, int, bytes]  # name, offset, what was there
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An inspection, and what follows from it alone.
+
+    ``tensor_table`` is the encoded layout without its segment: the rest can be put before it.
+    """
+
+    inspected: Inspected
+    inspection: Inspection
+    plan: SegmentPlan
+    tensor_table: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    reads: tuple[_Read, ...]
+    prepared: Prepared
+    size_bytes: int
+
+
+class InspectionMemo:
+    """The latest inspections, by the listing of their files. May be used by several threads."""
+
+    def __init__(self, inspect: Callable[[Files, FormatLimits], Inspected], *, bytes_max: int) -> None:
+        """``bytes_max`` bounds what is remembered: the bytes read, and about as much again for what they meant."""
+        self._inspect = inspect
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()  # guards the two below; the last used come last
+        self._records: OrderedDict[_Listing, _Record] = OrderedDict()
+        self._size_bytes = 0
+
+    def inspect(self, files: Files, limits: FormatLimits) -> Prepared:
+        """Return what the files hold; errors as ``Format.inspect``."""
+        listing = tuple(sorted(files.files().items()))
+        with self._lock:
+            known = self._records.get(listing)
+            if known is not None:
+                self._records.move_to_end(listing)
+        if known is not None and all(files.read(name, at, len(data)) == data for name, at, data in known.reads):
+            return known.prepared
+        recorder = _Recorder(files)
+        prepared = prepare(self._inspect(recorder, limits))
+        self._keep(listing, _Record(tuple(recorder.reads), prepared, recorder.size_bytes + len(prepared.tensor_table)))
+        return prepared
+
+    def _keep(self, listing: _Listing, record: _Record) -> None:
+        with self._lock:
+            self._forget(listing)
+            if record.size_bytes > self._bytes_max // 4:  # one large model must not push out a thousand adapters
+                return
+            self._records[listing] = record
+            self._size_bytes += record.size_bytes
+            while self._size_bytes > self._bytes_max:
+                self._forget(next(iter(self._records)))
+
+    def _forget(self, listing: _Listing) -> None:
+        record = self._records.pop(listing, None)
+        if record is not None:
+            self._size_bytes -= record.size_bytes
+
+
+class _Recorder:
+    """Files that note what is read of them."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.reads: list[_Read] = []
+        self.size_bytes = 0
+
+    def files(self) -> Mapping[str, int]:
+        return self._files.files()
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        data = self._files.read(name, offset, size)
+        self.reads.append((name, offset, data))
+        self.size_bytes += size
+        return data
+
+
+def prepare(inspected: Inspected) -> Prepared:
+    """Return an inspection with what follows from it."""
+    entries = inspected.entries
+    ranges = {(e.file_index, e.offset_bytes, e.size_bytes) for e in entries}
+    inspection = Inspection(
+        format_name=inspected.format_name,
+        file_names=inspected.file_names,
+        tensor_count=len(entries),
+        tensor_bytes=sum(size for _, _, size in ranges),
+        adapter=inspected.adapter,
+    )
+    plan = plan_segment(entries, packed=inspected.kind is ArtifactKind.ADAPTER)
+    table = layout_to_proto(Layout(0, (), plan.tensors)).SerializeToString()
+    return Prepared(inspected, inspection, plan, table)

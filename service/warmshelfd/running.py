@@ -1,0 +1,65 @@
+"""Blocking work in threads, and background tasks: how both are waited for and how they end.
+
+Knows nothing of what the work is. For the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+async def run_stoppable(threads: Executor, function: Callable[[Callable[[], bool]], T]) -> T:
+    """Run something blocking in a thread; if cancelled, tell it to stop and wait until it has.
+
+    ``function`` gets a predicate to ask often whether it is to stop.
+    """
+    stop = threading.Event()
+    future = asyncio.get_running_loop().run_in_executor(threads, function, stop.is_set)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()  # seen: what a stopped function says does not matter
+        raise
+    finally:
+        del future  # a failure refers to this frame: it would keep itself alive, with all that the function held
+
+
+async def run_to_the_end(threads: Executor, function: Callable[[], T]) -> T:
+    """Run something blocking in a thread; a cancel meanwhile takes effect at the caller's next wait."""
+    future = asyncio.get_running_loop().run_in_executor(threads, function)
+    task, is_cancelled = asyncio.current_task(), False
+    while not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            is_cancelled = True
+        except Exception:  # noqa: BLE001 - raised again below
+            break
+    if is_cancelled and task is not None:
+        task.cancel()
+    return future.result()
+
+
+def log_failure(task: asyncio.Task[None]) -> None:
+    """Log what ended a task that nobody waits for; a done callback."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("background work failed", exc_info=error)
+
+
+async def stop(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task, if there is one that has not ended, and wait for its end."""
+    if task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait([task])
