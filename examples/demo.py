@@ -129,7 +129,7 @@ def _run(cache: Path, memory: Path) -> Facts:
         say("daemon", f"ready again in {milliseconds(restart_seconds)}")
         workers[-1].acquire()
         workers[-1].adapt(ADAPTER_ID)
-        say("workers", "all answer once more, with the adapter and without, and count their memory ...")
+        say("workers", "all answer once more, then count their memory ...")
         found = tuple(worker.finish() for worker in workers)
         say("at the end", f"without the adapter: {found[0].text_after}")
         arena_bytes = _arena_bytes(daemon.arena)

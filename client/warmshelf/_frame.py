@@ -24,8 +24,8 @@ _FRAME = re.compile(
 
 def frame_head(offset_bytes: int, crc32c: int, size: int) -> bytes:
     """Return what precedes ``size`` bytes of data to make them a ReadSegmentResponse."""
-    offset = b"\x08" + _varint(offset_bytes) if offset_bytes else b""
-    return offset + b"\x15" + _CRC.pack(crc32c) + b"\x7a" + _varint(size)
+    offset = b"\x08" + varint(offset_bytes) if offset_bytes else b""
+    return offset + b"\x15" + _CRC.pack(crc32c) + b"\x7a" + varint(size)
 
 
 def parse_frame(message: bytes | memoryview) -> tuple[int, int, memoryview]:
@@ -55,7 +55,8 @@ def _parse_any_frame(message: bytes) -> tuple[int, int, memoryview]:
     return chunk.offset_bytes, chunk.crc32c, memoryview(chunk.data)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it: seven bits a byte, the lowest first."""
     out = bytearray()
     while value >> 7:
         out.append(value & 0x7F | 0x80)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -277,11 +278,15 @@ class Shelf:
     def _acquire(self, request: lease_pb2.AcquireLeaseRequest, deadline: Deadline) -> Lease:
         link = self._current()
         session = link.session(deadline)
-        request.session_id = session.session_id
+        request.session_id, request.lease_id = session.session_id, secrets.token_hex(16)
         try:
             answer = link.connection.unary(link.connection.lease.AcquireLease, request, deadline)
         except SessionLost:
             session.end()
+            raise
+        except BaseException:
+            # The lease may have been granted and only the answer lost.
+            link.release_later(request.session_id, request.lease_id)
             raise
         return grant(link, session, answer, self._arena, deadline)
 

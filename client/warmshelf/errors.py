@@ -297,6 +297,13 @@ class SegmentCorrupt(WarmshelfError):
     retryable = True
 
 
+class RegistryUnavailable(WarmshelfError):
+    """The registry cannot keep or tell what is registered just now; nothing was changed in it."""
+
+    code = Code.UNAVAILABLE
+    retryable = True
+
+
 class DaemonInUse(WarmshelfError):
     """Another daemon already serves this address or arena."""
 

@@ -21,13 +21,10 @@ from warmshelf.errors import DaemonUnreachable, Internal, LeaseLost, MalformedAr
 from warmshelf.image import SegmentImage
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.mapping import CannotMap, map_segment
-from warmshelf.session import Link, Session
+from warmshelf.session import RELEASE_SECONDS, Link, Session
 from warmshelf.transfer import read_segment
 from warmshelf.types import Artifact, ArtifactKind, LeaseInfo
 from warmshelf.v1 import lease_pb2, transfer_pb2
-
-RELEASE_SECONDS = 5.0
-"""How long a release may take. If it fails, the lease ends with its session."""
 
 _CONFIG_NAMES = {ArtifactKind.ADAPTER: "adapter_config.json", ArtifactKind.BASE: "config.json"}
 
@@ -127,8 +124,8 @@ class Lease(Mapping[str, memoryview]):
 
     def release(self) -> None:
         """End the lease. Idempotent; never fails, also if the daemon has gone or was started anew."""
-        image, self._kept_image = self._kept_image, None
-        if image is not None:
+        held, self._kept_image = self._kept_image is not None, None  # unmapped first: the daemon looks when it hears
+        if held:
             self._claim.release()
 
     def __getitem__(self, name: str) -> memoryview:

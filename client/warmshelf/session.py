@@ -19,6 +19,9 @@ from warmshelf._channel import Connection, Deadline
 from warmshelf.errors import DeadlineExceeded, Internal
 from warmshelf.v1 import lease_pb2
 
+RELEASE_SECONDS = 5.0
+"""How long a release may take. If it fails, the lease ends with its session."""
+
 
 class Session:
     """One stream of OpenSession, read by a thread of its own.
@@ -107,6 +110,7 @@ class Link:
         self._holder = holder
         self._lock = threading.Lock()
         self._session: Session | None = None
+        self._releasing: set[Any] = set()  # calls under way that nobody waits for: gRPC cancels what is forgotten
         self._finalizer = weakref.finalize(self, _close, connection, self.pid)  # also at the interpreter's exit
 
     def session(self, deadline: Deadline) -> Session:
@@ -115,6 +119,13 @@ class Link:
             if self._session is None or self._session.lost:
                 self._session = self.connection.persist(lambda: self._open(deadline), deadline)
             return self._session
+
+    def release_later(self, session_id: str, lease_id: str) -> None:
+        """Tell the daemon that a lease is not wanted, without waiting for its answer."""
+        request = lease_pb2.ReleaseLeaseRequest(session_id=session_id, lease_id=lease_id)
+        call = self.connection.lease.ReleaseLease.future(request, timeout=RELEASE_SECONDS)
+        self._releasing.add(call)
+        call.add_done_callback(self._releasing.discard)
 
     def close(self) -> None:
         """End the session and close the connection. Idempotent; harmless in a forked child."""

@@ -19,6 +19,7 @@ from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
 from warmshelfd.domain.leases import LeaseTable
 from warmshelfd.formats.detect import FORMAT_NAMES
+from warmshelfd.hashing import Hashing
 from warmshelfd.inspecting import Sources
 from warmshelfd.leasing import Leasing
 from warmshelfd.listening import Servers, Transport
@@ -86,7 +87,8 @@ class Daemon:
             on_ready=self._on_ready,
             metrics=self.metrics,
         )
-        self._leasing = Leasing(self._shelf)
+        self._hashing = Hashing(self._shelf)
+        self._leasing = Leasing(self._shelf, self._hashing)
         # Microseconds since 1970: above whatever number a daemon before this one gave.
         changes = Changes(first_sequence=time.time_ns() // 1000, change_count_max=settings.change_count_max)
         self._observing = Observing(self._shelf, changes)
@@ -117,6 +119,7 @@ class Daemon:
             asyncio.create_task(self._check_adopted()),
             asyncio.create_task(self._upkeep.declare_and_preload(self._settings.preload)),
             asyncio.create_task(self._upkeep.follow()),
+            asyncio.create_task(self._shelf.residency.sweep()),
         ]
         for task in background:
             task.add_done_callback(log_failure)
@@ -183,7 +186,7 @@ class Daemon:
                 if entry.state is ArtifactState.READY and entry.segment_id == segment_id:
                     self._shelf.withdraw(entry, error)
             else:
-                self._leasing.start_hashing(entry)
+                self._hashing.start(entry)
 
     # --- the end ------------------------------------------------------------
 

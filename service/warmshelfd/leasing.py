@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -25,23 +26,26 @@ from warmshelf.errors import (
     WarmshelfError,
 )
 from warmshelf.types import Artifact, ArtifactState, LeaseInfo, LoadPhase, Progress, check_id
-from warmshelfd.digesting import Cancelled, by_sha256, check_hashes, content_digest
 from warmshelfd.domain.adapters import refuse
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.domain.leases import LeaseRecord
-from warmshelfd.inspecting import config_of
+from warmshelfd.hashing import Hashing
 from warmshelfd.loading import Load
 from warmshelfd.matching import needs_check
 from warmshelfd.memory.segment import Segment
 from warmshelfd.records import to_artifact
-from warmshelfd.residency import Shelved
-from warmshelfd.running import log_failure, run_stoppable
+from warmshelfd.running import wait_at_most
 from warmshelfd.shelf import Shelf
 from warmshelfd.turns import Priority
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+_LEASE_ID_LENGTH = 32
+
+_GIVEN_UP_COUNT_MAX = 64
+"""Calls of one session that can cross each other on the wire at once."""
 
 _PROGRESS_SECONDS = 0.1
 """Progress is told at most this often."""
@@ -87,10 +91,13 @@ class Granted:
 class Leasing:
     """Sessions and the leases on them."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelf, hashing: Hashing) -> None:
         self._shelf = shelf
+        self._hashing = hashing
         # Event loop only: what is still to be told on each open session's stream.
         self._notices: dict[str, asyncio.Queue[Notice]] = {}
+        # Event loop only: leases of each session that were released before they were granted, the latest.
+        self._given_up: dict[str, deque[str]] = {}
         # Event loop only: waits for the loads that go on without their callers.
         self._detached: set[asyncio.Task[None]] = set()
         # Registers an ID that nobody knows, if something declares it.
@@ -105,10 +112,12 @@ class Leasing:
         session_id = secrets.token_hex(16)
         self._shelf.leases.open_session(session_id, holder)
         queue = self._notices[session_id] = asyncio.Queue()
+        self._given_up[session_id] = deque(maxlen=_GIVEN_UP_COUNT_MAX)
         return session_id, queue
 
     def close_session(self, session_id: str) -> None:
         """End a session and every lease on it. Idempotent."""
+        self._given_up.pop(session_id, None)
         if self._notices.pop(session_id, None) is not None:
             for record in self._shelf.leases.close_session(session_id):
                 self._ended(record)
@@ -125,12 +134,17 @@ class Leasing:
             queue = self._notices.get(record.session_id)
             if record.generation < entry.generation and queue is not None:
                 queue.put_nowait(Superseded(to_lease(record, secret=True)))  # on its holder's own session
-        self.start_hashing(entry)
+        self._hashing.start(entry)
 
     # --- leases -------------------------------------------------------------
 
     async def acquire(
-        self, session_id: str, artifact_id: str, options: AcquireOptions, timeout: float | None
+        self,
+        session_id: str,
+        artifact_id: str,
+        options: AcquireOptions,
+        timeout: float | None,
+        lease_id: str = "",
     ) -> Granted:
         """Lease an artifact, loading it if need be; see LeaseService.AcquireLease for the errors."""
         shelf = self._shelf
@@ -141,8 +155,12 @@ class Leasing:
             entry = await self._ready(artifact_id, options, _until(timeout), joined)
             self._must_be_open(session_id)  # it may have ended while we waited
             now = shelf.clock()
+            if lease_id in self._given_up[session_id]:
+                raise LeaseLost("the worker released the lease before it was granted")
+            if lease_id and (old := shelf.leases.release(session_id, lease_id)):  # its first answer was lost
+                self._ended(old)
             record = shelf.leases.grant(
-                secrets.token_hex(16),
+                lease_id or secrets.token_hex(16),
                 session_id,
                 artifact_id=artifact_id,
                 generation=entry.generation,
@@ -214,7 +232,7 @@ class Leasing:
         if not expected or expected == pinned:
             return True
         if not entry.digest and expected.startswith("blake3:"):
-            hashing = self.start_hashing(entry)
+            hashing = self._hashing.start(entry)
             if hashing is not None:
                 await _within(asyncio.wait([hashing]), until, f"{entry.artifact_id!r} is being hashed")
                 if not hashing.cancelled() and hashing.exception() is not None:
@@ -234,6 +252,8 @@ class Leasing:
         record = self._shelf.leases.release(session_id, lease_id)
         if record is not None:
             self._ended(record)
+        elif session_id in self._given_up:
+            self._given_up[session_id].append(lease_id)
 
     def _ended(self, record: LeaseRecord) -> None:
         entry = self._shelf.catalog.find(record.artifact_id)
@@ -266,10 +286,10 @@ class Leasing:
         shelf, until = self._shelf, _until(timeout)
         await self._known(artifact_id, until)
         entry = shelf.catalog.get(artifact_id)
-        while entry.state is ArtifactState.EVICTING:
-            await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
         if entry.state is ArtifactState.READY:
             await shelf.notice_change(entry)
+        while (entry := shelf.catalog.get(artifact_id)).state is ArtifactState.EVICTING:
+            await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
         if entry.state is not ArtifactState.READY and detach:
             load = self._detach(entry, until, priority)
             yield Progress(load.phase, load.done_bytes, load.total_bytes, shelf.get(artifact_id))
@@ -306,42 +326,13 @@ class Leasing:
         finally:
             self._shelf.flights.leave(load)
 
-    # --- digests ------------------------------------------------------------
-
-    def start_hashing(self, entry: Entry) -> asyncio.Task[None] | None:
-        """Behind everything else: compare the format's slow hashes and learn the digest, if not done yet."""
-        if entry.state is not ArtifactState.READY:
-            return None
-        shelved = self._shelf.residency.get(entry.segment_id)
-        if entry.digest and shelved.unverified is None:
-            return None
-        if shelved.hashing is None or shelved.hashing.done():
-            shelved.hashing = asyncio.get_running_loop().create_task(self._hash(entry, shelved))
-            shelved.hashing.add_done_callback(log_failure)
-        return shelved.hashing
-
-    async def _hash(self, entry: Entry, shelved: Shelved) -> None:
-        segment, unverified = shelved.segment, shelved.unverified
-        config = config_of(shelved.kind, {file.name: file.data for file in segment.manifest.small_files})
-
-        def work(stopped: Cancelled) -> str:
-            tensors = segment.layout.tensors
-            if unverified is not None:
-                check_hashes(unverified, tensors, segment.view, by_sha256, stopped, threads=1)
-            return entry.digest or content_digest(tensors, segment.view, config, stopped)
-
-        try:
-            digest = await run_stoppable(self._shelf.hash_threads, work)
-        except DigestMismatch as error:
-            if shelved.entries.get(entry.artifact_id) is entry and entry.state is ArtifactState.READY:
-                self._shelf.withdraw(entry, error)
-            return
-        shelved.unverified = None
-        if shelved.entries.get(entry.artifact_id) is entry and not entry.digest:
-            await self._shelf.learn_digest(entry, digest)
-
 
 # --- pure parts -------------------------------------------------------------
+
+
+def is_lease_id(text: str) -> bool:
+    """Say whether a worker may choose this ID for a lease."""
+    return len(text) == _LEASE_ID_LENGTH and not text.strip("0123456789abcdef")
 
 
 def _must_suit(entry: Entry, options: AcquireOptions) -> None:
@@ -377,6 +368,6 @@ async def _within(awaitable: Awaitable[T], until: float, why: str) -> T:
     """Await something until the caller must be answered."""
     left = None if until == float("inf") else max(until - time.monotonic(), 0)
     try:
-        return await asyncio.wait_for(awaitable, left)
+        return await wait_at_most(awaitable, left)
     except asyncio.TimeoutError:
         raise DeadlineExceeded(f"time is up: {why}") from None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,9 @@ _SERVICES = (
     "warmshelf.v1.TransferService",
     "warmshelf.v1.CapabilitiesService",
 )
+
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Neither a link is followed, nor a pipe waited for."""
 
 _COMMON_OPTIONS = (
     ("grpc.so_reuseport", 0),
@@ -139,24 +143,35 @@ class _SocketLock:
         self._path = path
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            self._fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._fd = os.open(path + ".lock", _LOCK_FLAGS, 0o600)
         except OSError as error:
             raise InvalidConfig(f"cannot listen on unix://{path}: {error.strerror}", path=path) from error
+        try:
+            self._take()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _take(self) -> None:
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise InvalidConfig(f"{self._path}.lock is no regular file", path=self._path)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             pid = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
-            os.close(self._fd)
-            raise DaemonInUse(f"unix://{path} is served by process {pid}", path=path, pid=pid) from None
+            raise DaemonInUse(f"unix://{self._path} is served by process {pid}", path=self._path, pid=pid) from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         self._remove_socket()  # a dead daemon's leftover: the lock proves that nobody serves it
 
     def _remove_socket(self) -> None:
         with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(self._path).st_mode):
+                raise InvalidConfig(f"cannot listen on unix://{self._path}: something else is there", path=self._path)
             os.unlink(self._path)
 
     def release(self) -> None:
         """Remove the socket and let others have the path."""
-        self._remove_socket()
+        with contextlib.suppress(InvalidConfig):  # somebody put something else there: it is not ours to remove
+            self._remove_socket()
         os.close(self._fd)

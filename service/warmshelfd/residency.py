@@ -25,7 +25,7 @@ from warmshelfd.formats.base import Inspected
 from warmshelfd.memory.arena import Arena, Reservation
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import EvictReason, Metrics
-from warmshelfd.running import run_stoppable, stop
+from warmshelfd.running import run_stoppable, stop, wait_at_most
 from warmshelfd.turns import Priority, Turns
 
 T = TypeVar("T")
@@ -35,6 +35,9 @@ _CHECK_THREADS = 2
 
 _LOOK_AGAIN_SECONDS = 0.25
 """Who waits for room looks again this often: nobody tells us when a mapping ends."""
+
+_SWEEP_SECONDS = 1.0
+"""What nobody maps any more is given back within this time, also while nobody needs room."""
 
 
 @dataclass
@@ -305,6 +308,12 @@ class Residency:
         failpoints.hit("evict.unlinked")
         self.notify()
 
+    async def sweep(self) -> None:
+        """Give back, for as long as the daemon runs, what lost its name first and then its last mapping."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            await self.in_thread(self.arena.usage)
+
     # --- reading ------------------------------------------------------------
 
     def begin_stream(self, segment_id: str) -> Segment:
@@ -353,4 +362,4 @@ class Residency:
 
 async def _wait_briefly(changed: asyncio.Event) -> None:
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(changed.wait(), _LOOK_AGAIN_SECONDS)
+        await wait_at_most(changed.wait(), _LOOK_AGAIN_SECONDS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
@@ -23,17 +23,19 @@ async def run_stoppable(threads: Executor, function: Callable[[Callable[[], bool
     ``function`` gets a predicate to ask often whether it is to stop.
     """
     stop = threading.Event()
-    future = asyncio.get_running_loop().run_in_executor(threads, function, stop.is_set)
+    work = threads.submit(function, stop.is_set)
+    future = asyncio.wrap_future(work)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         stop.set()
-        await asyncio.wait([future])
-        if not future.cancelled():
+        if not work.cancel():  # it had begun
+            await asyncio.wait([future])
+        if not future.cancelled() and future.done():
             future.exception()  # seen: what a stopped function says does not matter
         raise
     finally:
-        del future  # a failure refers to this frame: it would keep itself alive, with all that the function held
+        del work, future  # a failure refers to this frame: it would keep itself alive, with all that the function held
 
 
 async def run_to_the_end(threads: Executor, function: Callable[[], T]) -> T:
@@ -50,6 +52,25 @@ async def run_to_the_end(threads: Executor, function: Callable[[], T]) -> T:
     if is_cancelled and task is not None:
         task.cancel()
     return future.result()
+
+
+async def wait_at_most(awaitable: Awaitable[T], seconds: float | None) -> T:
+    """Return what an awaitable gives, if that takes no longer.
+
+    ``asyncio.wait_for`` before Python 3.12 loses a cancel that comes just when the
+    awaitable is done: whoever waits then goes on, though nobody wants it to.
+
+    Raises:
+        asyncio.TimeoutError: it took longer; it was cancelled.
+    """
+    task = asyncio.ensure_future(awaitable)
+    try:
+        done, _ = await asyncio.wait([task], timeout=seconds)
+    finally:
+        task.cancel()
+    if not done:
+        raise asyncio.TimeoutError
+    return task.result()
 
 
 def log_failure(task: asyncio.Task[None]) -> None:

@@ -49,12 +49,13 @@ class Turns:
         except asyncio.CancelledError:
             if place in self._waiting:
                 self._waiting.remove(place)
-            else:  # it was given the turn and cannot take it
+            elif not place[1].cancelled():  # it was given the turn and cannot take it
                 self._pass_on()
             raise
 
     def _pass_on(self) -> None:
         """Give the turn to the next, who has it from this moment on."""
+        self._waiting = [place for place in self._waiting if not place[1].done()]  # the others were cancelled
         self.taken = bool(self._waiting)
         if self._waiting:
             place = min(self._waiting, key=lambda place: place[0]())  # the first of the smallest

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import stat
 import sys
 from collections.abc import Sequence
 
@@ -42,14 +43,16 @@ def read_declaration(path: str) -> Declaration:
         InvalidConfig: it cannot be read, or not be understood.
     """
     try:
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # waits for no pipe
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidConfig(f"declaration {path} is no regular file", path=path)
             text = file.read(_DECLARATION_BYTES_MAX + 1)
         if len(text) > _DECLARATION_BYTES_MAX:
             raise InvalidConfig(f"declaration {path} is longer than {_DECLARATION_BYTES_MAX} bytes")
         return parse_declaration(tomllib.loads(text.decode()))
     except OSError as error:
         raise InvalidConfig(f"declaration {path} cannot be read: {error.strerror}", path=path) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidConfig(f"declaration {path} is no TOML: {error}", path=path) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,6 +128,46 @@ def test_an_explicit_evict_of_something_mapped_keeps_the_bytes_and_counts_them(d
         views.clear()
         with shelf.acquire("a", timeout=20) as again:
             assert (read_all(again), again.generation) == (tensors, 1)
+
+
+HOLDER = """
+import sys, warmshelf
+shelf = warmshelf.connect(sys.argv[1])
+lease = shelf.acquire("a", timeout=20)
+views = [lease[name] for name in lease]
+lease.release()
+print("released", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("let_go", ["evict", "remove"])
+def test_what_was_let_go_while_mapped_is_given_back_when_its_last_mapper_dies(
+    shared: Daemon, models: Path, start_worker: Callable[..., Worker], let_go: str
+) -> None:
+    """B35, B39: by itself, while nobody needs the room."""
+    with shared.connect() as shelf:
+        register(shelf, models, "a", 1)
+        worker = start_worker(HOLDER, shared.address)
+        assert worker.line() == "released"
+        getattr(shelf, let_go)("a")
+        assert shared.segments() == []
+        assert shared.arena_bytes() > MIB
+        worker.end()
+        eventually(lambda: shared.arena_bytes() == 0, "the bytes are given back")
+
+
+def test_a_release_unmaps_before_it_is_told(shared: Daemon, models: Path) -> None:
+    """B35: so what is let go with it is given back at once, and not when the daemon looks the next time."""
+    with shared.connect() as shelf:
+        register(shelf, models, "a", 1)
+        start = time.monotonic()
+        for _ in range(20):
+            lease = shelf.acquire("a", timeout=20)
+            shelf.evict("a", drain=True)
+            lease.release()
+            eventually(lambda: shared.arena_bytes() == 0, "the bytes are given back")
+        assert time.monotonic() - start < 5  # it looks once a second
 
 
 def test_a_drain_grants_no_new_lease_and_ends_with_the_last_one(shared: Daemon, models: Path) -> None:

@@ -204,3 +204,20 @@ def test_requests_that_make_no_sense_are_refused_by_name(plain: Plain) -> None:
     ):
         with refused(grpc.StatusCode.NOT_FOUND, "ARTIFACT_NOT_FOUND"):
             call(request, timeout=5)
+
+
+def test_a_worker_that_names_its_lease_can_release_it_also_where_the_answer_was_lost(
+    plain: Plain, models: Path
+) -> None:
+    write_model(models / "a.safetensors", 1)
+    plain.register("a", models / "a.safetensors")
+    lease_id = "0123456789abcdef" * 2
+    for _ in range(2):  # the same again: the first answer was lost
+        assert plain.acquire("a", lease_id=lease_id).lease.lease_id == lease_id
+    listing = plain.leases.ListLeases(lease_pb2.ListLeasesRequest(), timeout=5)
+    assert len(listing.leases) == 1
+    plain.release(lease_id)
+    assert not plain.leases.ListLeases(lease_pb2.ListLeasesRequest(), timeout=5).leases
+    for bad in ("x", "0" * 31, "0" * 33, "A" * 32):
+        with refused(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"):
+            plain.acquire("a", lease_id=bad)

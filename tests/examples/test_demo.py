@@ -117,7 +117,6 @@ def test_safetensors_is_shown_mapped_and_copied(facts):
         assert copied["shared_bytes"] == 0
         assert copied["own_bytes"] >= size
         assert 0 < mapped["seconds"] < mapped["touched_seconds"]
-        assert mapped["seconds"] < copied["seconds"]
 
 
 def test_it_fits_80_columns_and_announces_what_takes_long(facts):

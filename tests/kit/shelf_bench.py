@@ -94,7 +94,7 @@ class Bench:
         for session_id in self.sessions:
             self.core.call("close_session", session_id)
         self.held.clear()
-        self.look([], alone=True)
+        self.look([], drained=True)
         for artifact_id in [*self.seen.artifacts]:
             self.run([model.Remove(artifact_id)])
         assert self.seen.capacity.free_bytes == BUDGET_BYTES

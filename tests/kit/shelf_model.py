@@ -383,7 +383,7 @@ def after_death(known: Maybe, *, was_busy: bool) -> frozenset[Maybe]:
 def ahead(known: Maybe, call: Call, world: World) -> Iterator[Known]:
     """Return what the registry may hold of an artifact after a load that did not end: all that it would have brought."""
     if isinstance(call, (Acquire, Load)):
-        for outcome in outcomes(known, call, world):
+        for outcome in outcomes(known, Load(call.artifact_id), world):
             if not outcome.reason and outcome.after is not None:
                 yield replace(outcome.after, state="registered", failure="")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from warmshelf.errors import DaemonInUse, Internal, InvalidConfig
+from warmshelf.errors import DaemonInUse, Internal, InvalidConfig, RegistryUnavailable
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.open import open_registry, sqlite_path
 from warmshelfd.registry.sqlite import SqliteRegistry
@@ -133,10 +133,10 @@ async def test_a_store_that_fails_says_so_and_serves_again_when_it_can(path: Pat
     registry = SqliteRegistry(str(path))
     await registry.put(full)
     await registry._do(lambda connection: connection.execute("PRAGMA max_page_count = 1"))
-    with pytest.raises(Internal, match=r"registry\.sqlite: near"):
+    with pytest.raises(RegistryUnavailable, match="the registry: near"):
         await registry._do(lambda connection: connection.execute("nonsense"))
     large = replace(full, artifact_id="large", fingerprint="x" * 100_000)
-    with pytest.raises(Internal, match=r"registry\.sqlite: database or disk is full"):
+    with pytest.raises(RegistryUnavailable, match="the registry: database or disk is full"):
         await registry.put(large)
     await registry._do(lambda connection: connection.execute("PRAGMA max_page_count = 100000"))
     await registry.put(large)

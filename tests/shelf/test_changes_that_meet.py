@@ -24,7 +24,7 @@ from warmshelfd.registry.base import Registration
 from warmshelfd.registry.sqlite import SqliteRegistry
 from warmshelfd.shelf import RegisterOptions, Shelf
 
-SLOW: dict[str, Tensor] = {"w": ("U8", (48 << 20,), pattern(1, 48 << 20))}
+SLOW: dict[str, Tensor] = {"w": ("U8", (24 << 20,), pattern(1, 24 << 20))}
 """Its load takes long enough to be met."""
 
 
@@ -81,7 +81,8 @@ class Core:
     async def check(self) -> None:
         """Wait for what runs by itself; then the registry knows what the catalog knows."""
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others)
+            _, hanging = await asyncio.wait(others, timeout=10)
+            assert not hanging
         rows = {row.artifact_id: _kept(row) for row in await self.registry.load_all()}
         assert rows == {entry.artifact_id: _kept(entry) for entry in self.shelf.catalog}
         self.shelf.catalog.check()
@@ -179,3 +180,18 @@ async def test_a_registration_that_nobody_waits_for_any_more_is_whole(core: Core
     registering.cancel()
     await asyncio.wait([registering])
     assert core.shelf.get("x").state is ArtifactState.REGISTERED
+
+
+async def test_a_load_that_is_stopped_just_when_room_may_have_come_waits_no_longer(core: Core) -> None:
+    await core.register("b")
+    everything = core.arena.reserve(core.arena.budget_bytes)
+    waiting = core.acquire()
+    while not (load := core.shelf.flights.find("x")) or load.room is None:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)  # now it waits
+    core.shelf.residency.notify()
+    core.shelf.flights.abandon("x")
+    with pytest.raises(LoadCancelled):
+        await waiting
+    everything.release()
+    assert (await core.acquire()).lease.generation == 1

@@ -196,6 +196,11 @@ DEEP = settings(max_examples=100 * DEPTH, stateful_step_count=60) if DEPTH else 
 @pytest.mark.timeout(120 * max(DEPTH, 1))
 def test_no_sequence_of_calls_changes_and_deaths_breaks_a_promise(cores: Cores) -> None:
     chosen = settings(
-        DEEP, deadline=None, database=None, print_blob=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        DEEP,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(ShelfMachine, settings=chosen)

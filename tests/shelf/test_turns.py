@@ -73,3 +73,25 @@ async def test_who_gives_up_waiting_or_dies_with_the_turn_in_hand_blocks_nobody(
     last.cancel()
     await asyncio.gather(holder, waiter, last, return_exceptions=True)
     assert repr(turns) == "<Turns free, 0 waiting>"
+
+
+async def test_a_waiter_cancelled_in_the_moment_its_turn_comes_is_passed_over() -> None:
+    turns, order = Turns(), []
+    gate = asyncio.Event()
+
+    async def take(name: str) -> None:
+        async with turns.turn(lambda: Priority.DEMAND):
+            order.append(name)
+            await gate.wait()
+
+    tasks = [asyncio.create_task(take("first"))]
+    await _settle()
+    for name in ("cancelled", "next"):
+        tasks.append(asyncio.create_task(take(name)))
+        await _settle()
+    gate.set()
+    tasks[1].cancel()  # before the first has run on and given its turn away
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["first", "next"]
+    assert [task.cancelled() for task in tasks] == [False, True, False]
+    assert repr(turns) == "<Turns free, 0 waiting>"

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from warmshelf.v1 import artifact_pb2 as warmshelf_dot_v1_dot_artifact__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18warmshelf/v1/lease.proto\x12\x0cwarmshelf.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bwarmshelf/v1/artifact.proto\"\x84\x01\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0b\x61rtifact_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06holder\x18\x04 \x01(\t\x12\x30\n\x0c\x61\x63quire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"$\n\x12OpenSessionRequest\x12\x0e\n\x06holder\x18\x01 \x01(\t\"\x8b\x01\n\x13OpenSessionResponse\x12\x14\n\nsession_id\x18\x01 \x01(\tH\x00\x12*\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x16.warmshelf.v1.DrainingH\x00\x12)\n\nsuperseded\x18\x03 \x01(\x0b\x32\x13.warmshelf.v1.LeaseH\x00\x42\x07\n\x05\x65vent\"\n\n\x08\x44raining\"\x92\x01\n\x13\x41\x63quireLeaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0b\x61rtifact_id\x18\x02 \x01(\t\x12\x15\n\rresident_only\x18\x03 \x01(\x08\x12\x17\n\x0f\x65xpected_digest\x18\x04 \x01(\t\x12\x10\n\x08rank_max\x18\x05 \x01(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x03(\t\"\xb5\x01\n\x14\x41\x63quireLeaseResponse\x12\"\n\x05lease\x18\x01 \x01(\x0b\x32\x13.warmshelf.v1.Lease\x12(\n\x08\x61rtifact\x18\x02 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.warmshelf.v1.Layout\x12)\n\tlocations\x18\x04 \x03(\x0b\x32\x16.warmshelf.v1.Location\"H\n\x08Location\x12\x19\n\x0f\x61rena_directory\x18\x01 \x01(\tH\x00\x12\x1a\n\x10transfer_address\x18\x02 \x01(\tH\x00\x42\x05\n\x03way\";\n\x13ReleaseLeaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\"\x16\n\x14ReleaseLeaseResponse\"O\n\x11ListLeasesRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"R\n\x12ListLeasesResponse\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.warmshelf.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xe3\x02\n\x0cLeaseService\x12T\n\x0bOpenSession\x12 .warmshelf.v1.OpenSessionRequest\x1a!.warmshelf.v1.OpenSessionResponse0\x01\x12U\n\x0c\x41\x63quireLease\x12!.warmshelf.v1.AcquireLeaseRequest\x1a\".warmshelf.v1.AcquireLeaseResponse\x12U\n\x0cReleaseLease\x12!.warmshelf.v1.ReleaseLeaseRequest\x1a\".warmshelf.v1.ReleaseLeaseResponse\x12O\n\nListLeases\x12\x1f.warmshelf.v1.ListLeasesRequest\x1a .warmshelf.v1.ListLeasesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18warmshelf/v1/lease.proto\x12\x0cwarmshelf.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bwarmshelf/v1/artifact.proto\"\x84\x01\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0b\x61rtifact_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06holder\x18\x04 \x01(\t\x12\x30\n\x0c\x61\x63quire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"$\n\x12OpenSessionRequest\x12\x0e\n\x06holder\x18\x01 \x01(\t\"\x8b\x01\n\x13OpenSessionResponse\x12\x14\n\nsession_id\x18\x01 \x01(\tH\x00\x12*\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x16.warmshelf.v1.DrainingH\x00\x12)\n\nsuperseded\x18\x03 \x01(\x0b\x32\x13.warmshelf.v1.LeaseH\x00\x42\x07\n\x05\x65vent\"\n\n\x08\x44raining\"\xa4\x01\n\x13\x41\x63quireLeaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0b\x61rtifact_id\x18\x02 \x01(\t\x12\x15\n\rresident_only\x18\x03 \x01(\x08\x12\x17\n\x0f\x65xpected_digest\x18\x04 \x01(\t\x12\x10\n\x08rank_max\x18\x05 \x01(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x03(\t\x12\x10\n\x08lease_id\x18\x07 \x01(\t\"\xb5\x01\n\x14\x41\x63quireLeaseResponse\x12\"\n\x05lease\x18\x01 \x01(\x0b\x32\x13.warmshelf.v1.Lease\x12(\n\x08\x61rtifact\x18\x02 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.warmshelf.v1.Layout\x12)\n\tlocations\x18\x04 \x03(\x0b\x32\x16.warmshelf.v1.Location\"H\n\x08Location\x12\x19\n\x0f\x61rena_directory\x18\x01 \x01(\tH\x00\x12\x1a\n\x10transfer_address\x18\x02 \x01(\tH\x00\x42\x05\n\x03way\";\n\x13ReleaseLeaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\"\x16\n\x14ReleaseLeaseResponse\"O\n\x11ListLeasesRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"R\n\x12ListLeasesResponse\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.warmshelf.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xe3\x02\n\x0cLeaseService\x12T\n\x0bOpenSession\x12 .warmshelf.v1.OpenSessionRequest\x1a!.warmshelf.v1.OpenSessionResponse0\x01\x12U\n\x0c\x41\x63quireLease\x12!.warmshelf.v1.AcquireLeaseRequest\x1a\".warmshelf.v1.AcquireLeaseResponse\x12U\n\x0cReleaseLease\x12!.warmshelf.v1.ReleaseLeaseRequest\x1a\".warmshelf.v1.ReleaseLeaseResponse\x12O\n\nListLeases\x12\x1f.warmshelf.v1.ListLeasesRequest\x1a .warmshelf.v1.ListLeasesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,19 +42,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINING']._serialized_start=419
   _globals['_DRAINING']._serialized_end=429
   _globals['_ACQUIRELEASEREQUEST']._serialized_start=432
-  _globals['_ACQUIRELEASEREQUEST']._serialized_end=578
-  _globals['_ACQUIRELEASERESPONSE']._serialized_start=581
-  _globals['_ACQUIRELEASERESPONSE']._serialized_end=762
-  _globals['_LOCATION']._serialized_start=764
-  _globals['_LOCATION']._serialized_end=836
-  _globals['_RELEASELEASEREQUEST']._serialized_start=838
-  _globals['_RELEASELEASEREQUEST']._serialized_end=897
-  _globals['_RELEASELEASERESPONSE']._serialized_start=899
-  _globals['_RELEASELEASERESPONSE']._serialized_end=921
-  _globals['_LISTLEASESREQUEST']._serialized_start=923
-  _globals['_LISTLEASESREQUEST']._serialized_end=1002
-  _globals['_LISTLEASESRESPONSE']._serialized_start=1004
-  _globals['_LISTLEASESRESPONSE']._serialized_end=1086
-  _globals['_LEASESERVICE']._serialized_start=1089
-  _globals['_LEASESERVICE']._serialized_end=1444
+  _globals['_ACQUIRELEASEREQUEST']._serialized_end=596
+  _globals['_ACQUIRELEASERESPONSE']._serialized_start=599
+  _globals['_ACQUIRELEASERESPONSE']._serialized_end=780
+  _globals['_LOCATION']._serialized_start=782
+  _globals['_LOCATION']._serialized_end=854
+  _globals['_RELEASELEASEREQUEST']._serialized_start=856
+  _globals['_RELEASELEASEREQUEST']._serialized_end=915
+  _globals['_RELEASELEASERESPONSE']._serialized_start=917
+  _globals['_RELEASELEASERESPONSE']._serialized_end=939
+  _globals['_LISTLEASESREQUEST']._serialized_start=941
+  _globals['_LISTLEASESREQUEST']._serialized_end=1020
+  _globals['_LISTLEASESRESPONSE']._serialized_start=1022
+  _globals['_LISTLEASESRESPONSE']._serialized_end=1104
+  _globals['_LEASESERVICE']._serialized_start=1107
+  _globals['_LEASESERVICE']._serialized_end=1462
 # @@protoc_insertion_point(module_scope)

@@ -42,20 +42,22 @@ class Draining(_message.Message):
     def __init__(self) -> None: ...
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("session_id", "artifact_id", "resident_only", "expected_digest", "rank_max", "features")
+    __slots__ = ("session_id", "artifact_id", "resident_only", "expected_digest", "rank_max", "features", "lease_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_ID_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_ONLY_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_MAX_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     artifact_id: str
     resident_only: bool
     expected_digest: str
     rank_max: int
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[str] = ..., artifact_id: _Optional[str] = ..., resident_only: bool = ..., expected_digest: _Optional[str] = ..., rank_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    lease_id: str
+    def __init__(self, session_id: _Optional[str] = ..., artifact_id: _Optional[str] = ..., resident_only: bool = ..., expected_digest: _Optional[str] = ..., rank_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., lease_id: _Optional[str] = ...) -> None: ...
 
 class AcquireLeaseResponse(_message.Message):
     __slots__ = ("lease", "artifact", "layout", "locations")

@@ -48,7 +48,7 @@ class Registry(ABC):
     """Keeps registrations. When a method has returned, what it did survives SIGKILL.
 
     Writes of one registry take effect in the order in which they were called.
-    Every method may raise Internal if the store itself fails; the message names it.
+    Every method may raise RegistryUnavailable if the store itself fails; the log says where it is.
     """
 
     @abstractmethod

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from warmshelf.errors import DaemonInUse, Internal, InvalidConfig, WarmshelfError
+from warmshelf.errors import DaemonInUse, Internal, InvalidConfig, RegistryUnavailable, WarmshelfError
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
 
@@ -74,7 +74,7 @@ class SqliteRegistry(Registry):
         try:
             row = registration.artifact_id, registration_to_json(registration)
         except BadRecord as error:
-            raise Internal(f"registry {self._path}: {error}") from error
+            raise Internal(f"the registry cannot keep this registration: {error}") from error
         await self._do(lambda connection: connection.execute("REPLACE INTO registrations VALUES (?, ?)", row))
 
     async def delete(self, artifact_id: str) -> None:
@@ -132,8 +132,9 @@ class SqliteRegistry(Registry):
         except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
             with suppress(sqlite3.Error):
                 connection.rollback()
+            _log.error("registry %s: %s", self._path, error)  # its path is no business of callers
             for job in jobs:
-                _tell(job, error=Internal(f"registry {self._path}: {error}"))
+                _tell(job, error=RegistryUnavailable(f"the registry: {error}"))
         else:
             for job, result in zip(jobs, results, strict=True):
                 _tell(job, result)

@@ -10,7 +10,7 @@ from warmshelf.errors import InvalidRequest
 from warmshelf.v1 import catalog_pb2, catalog_pb2_grpc
 from warmshelfd.leasing import Leasing
 from warmshelfd.observing import Observing, Seen
-from warmshelfd.servicers.paging import from_token, page_size, to_token
+from warmshelfd.servicers.paging import PAGE_BYTES_MAX, from_token, page_size, to_token
 from warmshelfd.shelf import RegisterOptions, Shelf
 
 
@@ -48,10 +48,17 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServiceServicer):
         full = _is_full(request.view)
         after = from_token(request.page_token)
         artifacts, next_after = self._shelf.page(after, page_size(request.page_size), request.base_artifact_id)
-        return catalog_pb2.ListArtifactsResponse(
-            artifacts=[artifact_to_proto(artifact, full=full) for artifact in artifacts],
-            next_page_token=to_token(next_after),
-        )
+        response = catalog_pb2.ListArtifactsResponse()
+        size_bytes = 0
+        for artifact in artifacts:
+            message = artifact_to_proto(artifact, full=full)
+            size_bytes += message.ByteSize()
+            if response.artifacts and size_bytes > PAGE_BYTES_MAX:  # the page ends early
+                next_after = response.artifacts[-1].artifact_id
+                break
+            response.artifacts.append(message)
+        response.next_page_token = to_token(next_after)
+        return response
 
     async def LoadArtifact(  # noqa: N802
         self, request: catalog_pb2.LoadArtifactRequest, context: Any

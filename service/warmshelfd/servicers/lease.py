@@ -9,7 +9,7 @@ from warmshelf._wire import artifact_to_proto, layout_to_proto, lease_to_proto
 from warmshelf.errors import InvalidPageToken, InvalidRequest
 from warmshelf.layout import Layout, SegmentSpec
 from warmshelf.v1 import lease_pb2, lease_pb2_grpc
-from warmshelfd.leasing import AcquireOptions, Granted, Leasing, Notice, Superseded, to_lease
+from warmshelfd.leasing import AcquireOptions, Granted, Leasing, Notice, Superseded, is_lease_id, to_lease
 from warmshelfd.servicers.paging import from_token, page_size, to_token
 from warmshelfd.shelf import Shelf
 
@@ -54,8 +54,10 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
             rank_max=request.rank_max,
             features=tuple(request.features),
         )
+        if request.lease_id and not is_lease_id(request.lease_id):
+            raise InvalidRequest("lease_id is not 32 lower-case hexadecimal digits", field="lease_id")
         granted = await self._leasing.acquire(
-            request.session_id, request.artifact_id, options, context.time_remaining()
+            request.session_id, request.artifact_id, options, context.time_remaining(), request.lease_id
         )
         return lease_pb2.AcquireLeaseResponse(
             lease=lease_to_proto(granted.lease),

@@ -9,7 +9,10 @@ from warmshelf.errors import InvalidPageToken, InvalidRequest
 
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MAX = 1000
-"""1,000 artifacts with their inspections stay well below one message."""
+"""1,000 artifacts without config and module names stay well below one message."""
+
+PAGE_BYTES_MAX = 2 << 20
+"""A page ends before it is larger, so that clients with gRPC's default limit of 4 MiB take it."""
 
 _TOKEN_BYTES_MAX = 1024
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import crc32c
@@ -23,12 +24,10 @@ from warmshelfd.leasing import Leasing
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import Metrics
 from warmshelfd.servicers.flight import FlightBudget, next_end
+from warmshelfd.servicers.layout_parts import layout_parts
 from warmshelfd.shelf import Shelf
 
 SERVICE_NAME = "warmshelf.v1.TransferService"
-
-_LAYOUT_PART_COUNT = 5000
-"""Tensors per part of a layout: 512-byte names keep a part below 3 MiB."""
 
 _REASON_BYTES_MAX = 64
 
@@ -49,7 +48,7 @@ class TransferServicer:
         self._stalled: set[asyncio.Task[Any]] = set()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return the service's handlers; ReadSegment sends bytes that are framed already."""
+        """Return the service's handlers; what they send is framed already."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
             {
@@ -57,9 +56,7 @@ class TransferServicer:
                     self.read_segment, request_deserializer=transfer_pb2.ReadSegmentRequest.FromString
                 ),
                 "ReadLayout": grpc.unary_stream_rpc_method_handler(
-                    self.read_layout,
-                    request_deserializer=transfer_pb2.ReadLayoutRequest.FromString,
-                    response_serializer=transfer_pb2.ReadLayoutResponse.SerializeToString,
+                    self.read_layout, request_deserializer=transfer_pb2.ReadLayoutRequest.FromString
                 ),
             },
         )
@@ -69,45 +66,62 @@ class TransferServicer:
         record = self._leasing.leased(request.session_id, request.lease_id)
         if request.segment_index != 0:
             raise SegmentNotFound(f"there is no segment {request.segment_index}", segment_index=request.segment_index)
-        if len(request.fallback_reason) > _REASON_BYTES_MAX:
-            raise InvalidRequest("fallback_reason is too long", field="fallback_reason")
-        self._flight.open_stream()
-        self._metrics.stream_opened()
-        try:
+        if len(request.fallback_reason.encode()) > _REASON_BYTES_MAX:
+            raise InvalidRequest(f"fallback_reason is longer than {_REASON_BYTES_MAX} bytes", field="fallback_reason")
+        with self._stream(record.segment_id) as segment:
             if request.fallback_reason and request.offset_bytes == 0:
                 self._metrics.fell_back(request.fallback_reason)
-            segment = self._shelf.residency.begin_stream(record.segment_id)
-            try:
-                start, end = checked_range(request.offset_bytes, request.limit_bytes, segment.header.size_bytes)
-                await self._send(context, segment, start, end)
-            finally:
-                self._shelf.residency.end_stream(record.segment_id)
-        finally:
-            self._flight.close_stream()
-            self._metrics.stream_closed()
-
-    async def _send(self, context: Any, segment: Segment, offset: int, end: int) -> None:
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        try:
+            offset, end = checked_range(request.offset_bytes, request.limit_bytes, segment.header.size_bytes)
             while offset < end:
                 failpoints.hit("stream.chunk")
                 size = self._flight.take()
                 try:
                     stop = next_end(offset, end, size)
-                    self._sending[task] = time.monotonic()
-                    await context.write(chunk(segment, offset, stop))
+                    await self._write(context, chunk(segment, offset, stop), f"resume at {offset}")
                 finally:
                     self._flight.give(size)
                 self._metrics.sent(stop - offset)
                 offset = stop
+
+    async def read_layout(self, request: transfer_pb2.ReadLayoutRequest, context: Any) -> None:
+        """Stream the layout of a lease in parts, none larger than the chunk that each stream may always send."""
+        record = self._leasing.leased(request.session_id, request.lease_id)
+        with self._stream(record.segment_id) as segment:
+            header = segment.header
+            outline = artifact_pb2.Segment(
+                segment_id=header.segment_id, size_bytes=header.size_bytes, content_size_bytes=header.content_size_bytes
+            )
+            size = self._flight.small_chunk_bytes
+            for part in layout_parts(segment.layout_bytes, outline, record.generation, size):
+                await self._write(context, part, "begin again")
+
+    @contextmanager
+    def _stream(self, segment_id: str) -> Iterator[Segment]:
+        """Count a stream in; its segment's bytes stay until it has ended."""
+        self._flight.open_stream()
+        self._metrics.stream_opened()
+        try:
+            segment = self._shelf.residency.begin_stream(segment_id)
+            try:
+                yield segment
+            finally:
+                self._shelf.residency.end_stream(segment_id)
+        finally:
+            self._flight.close_stream()
+            self._metrics.stream_closed()
+
+    async def _write(self, context: Any, message: bytes, advice: str) -> None:
+        """Send a message; a reader that takes nothing is told to go on later."""
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._sending[task] = time.monotonic()
+        try:
+            await context.write(message)
         except grpc.aio.InternalError:  # what gRPC raises where the reader has gone
             raise asyncio.CancelledError from None
         except asyncio.CancelledError:
             if task not in self._stalled:
                 raise
-            raise StreamStalled(
-                f"the reader took nothing for {self._stall_seconds:g} s; resume at {offset}", offset_bytes=offset
-            ) from None
+            raise StreamStalled(f"the reader took nothing for {self._stall_seconds:g} s; {advice}") from None
         finally:
             self._sending.pop(task, None)
             self._stalled.discard(task)
@@ -121,35 +135,6 @@ class TransferServicer:
                 if since < limit:
                     self._stalled.add(task)
                     task.cancel()
-
-    async def read_layout(
-        self, request: transfer_pb2.ReadLayoutRequest, _context: Any
-    ) -> AsyncIterator[transfer_pb2.ReadLayoutResponse]:
-        """Stream the layout of a lease in parts."""
-        record = self._leasing.leased(request.session_id, request.lease_id)
-        segment = self._shelf.residency.begin_stream(record.segment_id)
-        try:
-            stored = artifact_pb2.Layout.FromString(bytes(segment.layout_bytes))
-            header = segment.header
-            first = artifact_pb2.Layout(
-                generation=record.generation,
-                segments=[
-                    artifact_pb2.Segment(
-                        segment_id=header.segment_id,
-                        size_bytes=header.size_bytes,
-                        content_size_bytes=header.content_size_bytes,
-                    )
-                ],
-                tensors=stored.tensors[:_LAYOUT_PART_COUNT],
-            )
-            yield transfer_pb2.ReadLayoutResponse(layout=first)
-            for at in range(_LAYOUT_PART_COUNT, len(stored.tensors), _LAYOUT_PART_COUNT):
-                part = artifact_pb2.Layout(
-                    generation=record.generation, tensors=stored.tensors[at : at + _LAYOUT_PART_COUNT]
-                )
-                yield transfer_pb2.ReadLayoutResponse(layout=part)
-        finally:
-            self._shelf.residency.end_stream(record.segment_id)
 
 
 # --- pure parts -------------------------------------------------------------
