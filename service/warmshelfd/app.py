@@ -183,9 +183,8 @@ class Daemon:
             try:
                 await self._shelf.residency.ensure_checked(segment_id)
             except SegmentCorrupt as error:
-                if entry.state is ArtifactState.READY and entry.segment_id == segment_id:
-                    self._shelf.withdraw(entry, error)
-            else:
+                self._shelf.withdraw_bytes(segment_id, error)
+            if self._shelf.residency.is_of(segment_id, entry):
                 self._hashing.start(entry)
 
     # --- the end ------------------------------------------------------------

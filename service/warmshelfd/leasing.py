@@ -27,7 +27,7 @@ from warmshelf.errors import (
 )
 from warmshelf.types import Artifact, ArtifactState, LeaseInfo, LoadPhase, Progress, check_id
 from warmshelfd.domain.adapters import refuse
-from warmshelfd.domain.catalog import Entry
+from warmshelfd.domain.catalog import RESIDENT, Entry
 from warmshelfd.domain.leases import LeaseRecord
 from warmshelfd.hashing import Hashing
 from warmshelfd.loading import Load
@@ -193,7 +193,7 @@ class Leasing:
             _must_suit(entry, options)
             if entry.state is ArtifactState.READY:
                 good = await self._checked(entry, until) and await self._as_expected(entry, options, until)
-                if good and entry.state is ArtifactState.READY and entry.segment_id == segment_id:
+                if good and entry.state is ArtifactState.READY and shelf.residency.is_of(segment_id, entry):
                     return entry
             elif options.resident_only:
                 raise NotResident(f"{artifact_id!r} is {entry.state.value}", artifact_id=artifact_id)
@@ -204,6 +204,8 @@ class Leasing:
                     await _within(
                         shelf.matching.check_base(entry), until, f"{artifact_id!r} is being compared with its base"
                     )
+                    if shelf.catalog.find(artifact_id) is not entry or entry.state in RESIDENT:
+                        continue
                 joined.append(self._join(entry, Priority.DEMAND))
                 await shelf.flights.wait(joined[-1], until - time.monotonic())
 
@@ -221,8 +223,7 @@ class Leasing:
             check = self._shelf.residency.ensure_checked(segment_id)
             await _within(check, until, f"{entry.artifact_id!r} is being checked")
         except SegmentCorrupt as error:
-            if entry.state is ArtifactState.READY and entry.segment_id == segment_id:
-                self._shelf.withdraw(entry, error)
+            self._shelf.withdraw_bytes(segment_id, error)
             return False
         return True
 

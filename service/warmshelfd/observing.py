@@ -9,11 +9,11 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 
 from warmshelf.errors import DigestMismatch, NotResident, SegmentCorrupt
 from warmshelf.types import Artifact, ArtifactState, Capacity
 from warmshelfd.digesting import Cancelled, content_digest
-from warmshelfd.domain.catalog import Entry
 from warmshelfd.domain.changes import Changes
 from warmshelfd.inspecting import config_of
 from warmshelfd.memory.segment import Segment
@@ -91,10 +91,9 @@ class Observing:
         segment = self._shelf.residency.begin_stream(segment_id)
         try:
             threads = self._shelf.hash_threads
-            return await run_stoppable(threads, lambda cancelled: _verify(entry, segment, cancelled))
+            return await run_stoppable(threads, partial(_verify, segment, to_artifact(entry)))
         except (SegmentCorrupt, DigestMismatch) as error:
-            if entry.state is ArtifactState.READY and entry.segment_id == segment_id:
-                self._shelf.withdraw(entry, error)
+            self._shelf.withdraw_bytes(segment_id, error)
             raise
         finally:
             self._shelf.residency.end_stream(segment_id)
@@ -139,16 +138,16 @@ def stock(shelf: Shelf) -> Stock:
     )
 
 
-def _verify(entry: Entry, segment: Segment, cancelled: Cancelled) -> int:
+def _verify(segment: Segment, artifact: Artifact, cancelled: Cancelled) -> int:
     segment.check_blocks(_CHECK_THREADS, cancelled)
-    if entry.digest:
+    if artifact.digest:
         small = {file.name: file.data for file in segment.manifest.small_files}
-        config = config_of(entry.kind, small)
+        config = config_of(artifact.kind, small)
         actual = content_digest(segment.layout.tensors, segment.view, config, cancelled)
-        if actual != entry.digest:
+        if actual != artifact.digest:
             raise DigestMismatch(
-                f"{entry.artifact_id!r} has digest {actual}, it is pinned to {entry.digest}",
-                expected=entry.digest,
+                f"{artifact.artifact_id!r} has digest {actual}, it is pinned to {artifact.digest}",
+                expected=artifact.digest,
                 actual=actual,
             )
     return segment.header.data.size

@@ -105,6 +105,15 @@ class Residency:
         """Let a segment be the bytes of one more artifact, whose content is the same."""
         self.get(segment_id).entries[entry.artifact_id] = entry
 
+    def owners(self, segment_id: str) -> list[Entry]:
+        """Return the artifacts whose bytes a segment is now; none if it is gone."""
+        shelved = self._shelved.get(segment_id)
+        return list(shelved.entries.values()) if shelved else []
+
+    def is_of(self, segment_id: str, entry: Entry) -> bool:
+        """Say whether a segment is in memory and an artifact's bytes, for whoever has waited since it was."""
+        return any(owner is entry for owner in self.owners(segment_id))
+
     def find_layout(self, segment_id: str) -> Layout | None:
         """Return where the tensors of a segment lie, if it is in memory."""
         shelved = self._shelved.get(segment_id)

@@ -90,13 +90,11 @@ class Shelf:
 
     async def start(self) -> None:
         """Read the registry, adopt the segments it names, and clean up all others."""
-        registrations = await self._registry.load_all()
-        for registration in registrations:
-            self.catalog.add(to_entry(registration))
         owners: dict[str, list[Entry]] = {}
-        for registration in registrations:
-            if registration.segment_id:
-                owners.setdefault(registration.segment_id, []).append(self.catalog.get(registration.artifact_id))
+        for registration in await self._registry.load_all():
+            self.catalog.add(entry := to_entry(registration))
+            if entry.segment_id:
+                owners.setdefault(entry.segment_id, []).append(entry)
         for segment_id, outcome in await self.residency.in_thread(lambda: list(adopt(self.residency.arena, owners))):
             self._adopted(owners[segment_id], outcome)
 
@@ -206,10 +204,9 @@ class Shelf:
         return self.catalog.find(entry.artifact_id) is entry
 
     async def _save(self, entry: Entry) -> None:
-        """Let the registry know an entry as it is now.
+        """Let the registry know an entry as it is now, in the same breath in which it changed.
 
-        Who changes an entry saves it before anything else can happen: so the registry
-        sees the changes in their order, and a removed ID does not come back.
+        So the registry sees all changes in their order, and a removed ID does not come back.
         """
         self._unsaved.add(entry.artifact_id)
         await self._registry.put(to_registration(entry))
@@ -351,6 +348,11 @@ class Shelf:
         self.residency.forget_name(entry.segment_id, entry.artifact_id, "withdrawn")
         self.residency.settle(entry.segment_id)
         self.residency.notify()
+
+    def withdraw_bytes(self, segment_id: str, error: WarmshelfError) -> None:
+        """Bytes turned out not to be those that were sealed: every artifact whose they are loses them at once."""
+        for entry in [e for e in self.residency.owners(segment_id) if e.state is ArtifactState.READY]:
+            self.withdraw(entry, error)
 
     # --- digests and changes ------------------------------------------------
 

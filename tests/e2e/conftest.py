@@ -6,7 +6,9 @@ import gc
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,30 +58,64 @@ def pages(served: Daemon) -> Pages:
     return pages_of(served)
 
 
+_Lend = Callable[..., Iterator[Daemon]]
+
+
 @pytest.fixture(scope="session")
-def _one_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with _arena() as arena:
-        it = Daemon(tmp_path_factory.mktemp("shared"), Path(arena), tmp_path_factory.getbasetemp())
-        it.start("--budget", BUDGET)
-        yield it
-        assert it.kill(signal.SIGTERM) == 0
-
-
-@pytest.fixture
-def shared(_one_daemon: Daemon) -> Iterator[Daemon]:
-    """A daemon that serves, with a budget of 256 MiB, and that tests use one after another.
+def _lend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Lend]:
+    """Lend daemons to one test after another; each kind is started when it is first wanted.
 
     For tests that do nothing to the daemon itself. Each must leave nothing behind once
     its artifacts are removed: no lease, no byte, no bug in the log.
     """
-    yield _one_daemon
-    with _one_daemon.connect() as shelf:
+    daemons: dict[str, Daemon] = {}
+    with ExitStack() as arenas:
+
+        def lend(kind: str, budget: str, **settings: Any) -> Iterator[Daemon]:
+            if kind not in daemons:
+                arena = Path(arenas.enter_context(_arena()))
+                it = Daemon(tmp_path_factory.mktemp(kind), arena, tmp_path_factory.getbasetemp())
+                daemons[kind] = it.start("--budget", budget, **settings)
+            yield daemons[kind]
+            _clean(daemons[kind])
+
+        yield lend
+        for it in daemons.values():
+            assert it.kill(signal.SIGTERM) == 0
+
+
+def _clean(daemon: Daemon) -> None:
+    with daemon.connect() as shelf:
         for artifact in shelf.list():
             shelf.remove(artifact.artifact_id)
         eventually(lambda: not shelf.leases(), "every lease has ended")
     gc.collect()  # a test's frames may be part of a cycle, and with them what it had mapped
-    eventually(lambda: _one_daemon.arena_bytes() == 0, "every byte is given back")
-    _one_daemon.check()
+    eventually(lambda: daemon.leftovers() == [] and daemon.arena_bytes() == 0, "every byte is given back")
+    daemon.check()
+
+
+@pytest.fixture
+def shared(_lend: _Lend) -> Iterator[Daemon]:
+    """A daemon that serves, with a budget of 256 MiB, and that tests use one after another."""
+    yield from _lend("shared", BUDGET)
+
+
+@pytest.fixture
+def tight(_lend: _Lend) -> Iterator[Daemon]:
+    """As ``shared``, with a budget of 30 MiB."""
+    yield from _lend("tight", "30MiB")
+
+
+@pytest.fixture
+def bounded(_lend: _Lend) -> Iterator[Daemon]:
+    """As ``shared``; at most 32 MiB of large chunks are under way."""
+    yield from _lend("bounded", BUDGET, env={"WARMSHELF_FLIGHT_BYTES_MAX": "32MiB"})
+
+
+@pytest.fixture
+def slow(_lend: _Lend) -> Iterator[Daemon]:
+    """As ``shared``; its loads read one part of 32 MiB after another, and rest 300 ms before each."""
+    yield from _lend("slow", BUDGET, failpoints="load.part=delay(300)", env={"WARMSHELF_READ_THREADS": "1"})
 
 
 @pytest.fixture

@@ -206,13 +206,12 @@ def test_a_followed_source_is_a_new_generation_also_if_the_old_digest_was_never_
 
 @pytest.mark.parametrize("change", [rewrite, replace_by_rename, rewrite_and_hide_the_time])
 def test_a_source_rewritten_during_its_load_fails_it_and_leaves_nothing(
-    daemon: Daemon, models: Path, change: Callable[[Path], None]
+    slow: Daemon, models: Path, change: Callable[[Path], None]
 ) -> None:
     """Bytes of before and after are never mixed: each part is read late enough to see the other file."""
     source = models / "a.safetensors"
     source.write_bytes(safetensors_bytes({"w": ("U8", (40 << 20,), pattern(1, 40 << 20))}))
-    daemon.start(failpoints="load.part=delay(400)", env={"WARMSHELF_READ_THREADS": "1"})
-    with daemon.connect() as shelf:
+    with slow.connect() as shelf:
         shelf.register("a", source)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(shelf.acquire, "a", timeout=20)
@@ -220,7 +219,7 @@ def test_a_source_rewritten_during_its_load_fails_it_and_leaves_nothing(
             change(source)
             with pytest.raises(errors.SourceChangedDuringLoad):
                 waiting.result()
-        assert (daemon.segments(), daemon.leftovers()) == ([], [])
+        assert (slow.segments(), slow.leftovers()) == ([], [])
         failure = shelf.get("a").failure
         assert failure is not None
         assert failure.reason == "SOURCE_CHANGED_DURING_LOAD"

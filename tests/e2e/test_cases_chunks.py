@@ -77,10 +77,10 @@ def test_sixty_thousand_tensors_with_long_names_are_mapped_and_streamed(shared: 
                 assert read_all(lease) == {name: tensor[2] for name, tensor in tensors.items()}
 
 
-def test_a_thousand_ids_are_listed_in_pages_whatever_their_names(shared: Daemon, models: Path) -> None:
+def test_four_hundred_ids_are_listed_in_pages_whatever_their_names(shared: Daemon, models: Path) -> None:
     """B48: listings are split as layouts are."""
     write_model(models / "a.safetensors", 1, 1 << 10)
-    ids = sorted(f"{'long/' * 45}{i:04}" for i in range(1000))
+    ids = sorted(f"{'long/' * 45}{i:04}" for i in range(400))
     with shared.connect() as shelf:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda artifact_id: shelf.register(artifact_id, models / "a.safetensors"), ids))
@@ -113,12 +113,10 @@ READERS = 100
 
 
 @pytest.fixture
-def resident(daemon: Daemon, models: Path) -> dict[str, bytes]:
-    """A daemon that has an artifact ``a`` of 8 MiB resident, and may have 32 MiB of chunks under way."""
+def resident(bounded: Daemon, models: Path) -> dict[str, bytes]:
+    """An artifact ``a`` of 8 MiB, resident."""
     tensors = write_model(models / "a.safetensors", 1, 8 * MIB)
-    limits = {"WARMSHELF_STALL_SECONDS": "30", "WARMSHELF_FLIGHT_BYTES_MAX": "32MiB"}
-    daemon.start("--budget", "256MiB", env=limits)
-    with daemon.connect() as shelf:
+    with bounded.connect() as shelf:
         shelf.register("a", models / "a.safetensors")
         shelf.acquire("a", timeout=20).release()
     return tensors
@@ -142,37 +140,37 @@ def assert_serves(daemon: Daemon, tensors: dict[str, bytes]) -> None:
 
 
 def test_a_hundred_stalled_readers_take_nothing_from_others_and_are_let_go_when_they_cancel(
-    daemon: Daemon, resident: dict[str, bytes], start_worker: Callable[..., Worker]
+    bounded: Daemon, resident: dict[str, bytes], start_worker: Callable[..., Worker]
 ) -> None:
     """B49 (a): as many as there could be threads; then each cancels."""
-    worker = start_worker(STALLED, daemon.tcp_address, str(READERS))
+    worker = start_worker(STALLED, bounded.tcp_address, str(READERS))
     assert worker.line() == "stalled"
-    assert_serves(daemon, resident)
+    assert_serves(bounded, resident)
     worker.tell("cancel")
     assert worker.line() == "cancelled"
-    assert_serves(daemon, resident)
+    assert_serves(bounded, resident)
     worker.end()
-    with daemon.connect() as shelf:
+    with bounded.connect() as shelf:
         eventually(lambda: shelf.leases() == [], "its lease has ended")
         shelf.evict("a")
-        eventually(lambda: daemon.arena_bytes() == 0, "no stream holds the bytes")
+        eventually(lambda: bounded.arena_bytes() == 0, "no stream holds the bytes")
 
 
 @pytest.mark.parametrize("over", ["socket", "TCP"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 def test_clients_that_die_or_stop_in_mid_stream_take_nothing_from_others(
-    daemon: Daemon, resident: dict[str, bytes], start_worker: Callable[..., Worker], number: signal.Signals, over: str
+    bounded: Daemon, resident: dict[str, bytes], start_worker: Callable[..., Worker], number: signal.Signals, over: str
 ) -> None:
     """B49 (b), (c): leases of the dead end at once."""
-    before = daemon.memory_bytes()
-    workers = [start_worker(STALLED, daemon.address if over == "socket" else daemon.tcp_address, "30") for _ in "abc"]
+    before = bounded.memory_bytes()
+    workers = [start_worker(STALLED, bounded.address if over == "socket" else bounded.tcp_address, "30") for _ in "abc"]
     assert [worker.line() for worker in workers] == ["stalled"] * 3
     for worker in workers:
         worker.send(number)
-    assert_serves(daemon, resident)
+    assert_serves(bounded, resident)
     # Of what may be under way there is a copy in gRPC's hands; without the bound these 90 would have 180 MiB.
-    assert daemon.memory_bytes() - before < 100 * MIB
-    with daemon.connect() as shelf:
+    assert bounded.memory_bytes() - before < 100 * MIB
+    with bounded.connect() as shelf:
         if number is signal.SIGKILL:
             eventually(lambda: shelf.leases() == [], "the leases of the dead have ended")
             shelf.evict("a")
@@ -213,10 +211,9 @@ def test_a_reader_that_takes_nothing_for_too_long_is_ended_and_may_resume(daemon
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS"):
             list(other.read(second, limit=1))
         eventually(lambda: can_read(other, second), "the stalled stream has ended")
-        with refused(grpc.StatusCode.ABORTED, "STREAM_STALLED") as details:
+        with refused(grpc.StatusCode.ABORTED, "STREAM_STALLED"):
             parts.extend(chunk.data for chunk in stream)
         done_bytes = sum(map(len, parts))
-        assert done_bytes <= int(details["offset_bytes"]) + MIB  # the chunk under way may have come through
         parts += [chunk.data for chunk in plain.read(answer.lease.lease_id, offset=done_bytes)]
         whole = b"".join(parts)
         assert len(whole) == answer.layout.segments[0].size_bytes

@@ -39,37 +39,27 @@ def is_loading(shelf: warmshelf.Shelf, artifact_id: str) -> Callable[[], bool]:
     return lambda: shelf.get(artifact_id).state is ArtifactState.LOADING
 
 
-def slow(daemon: Daemon, milliseconds: int, more: str = "") -> Daemon:
-    """Start a daemon whose loads take a while for each 32 MiB that they read."""
-    return daemon.start(
-        *("--budget", "256MiB"),
-        failpoints=f"load.part=delay({milliseconds});{more}",
-        env={"WARMSHELF_READ_THREADS": "1"},
-    )
-
-
-def test_32_threads_that_ask_at_once_share_one_read_of_the_source(daemon: Daemon, models: Path) -> None:
+def test_32_threads_that_ask_at_once_share_one_read_of_the_source(slow: Daemon, models: Path) -> None:
     """B34: counted by the bytes that the daemon has read; on one session and on many."""
     tensors = write_model(models / "a.safetensors", 1, size=16 * MIB)
-    slow(daemon, 200)
-    with daemon.connect() as shelf:
+    with slow.connect() as shelf:
         shelf.register("a", models / "a.safetensors")
-        before = daemon.read_bytes()
+        before = slow.read_bytes()
 
         def acquire(number: int) -> object:
-            own = shelf if number % 2 else daemon.connect()
+            own = shelf if number % 2 else slow.connect()
             lease = own.acquire("a", timeout=20)
             return lease.generation, lease.layout.segments[0].segment_id, read_all(lease) == tensors
 
         answers = set(together(CALLERS, acquire))
-        assert answers == {(1, daemon.segments()[0], True)}
-        assert 16 * MIB <= daemon.read_bytes() - before < 17 * MIB
+        assert answers == {(1, slow.segments()[0], True)}
+        assert 16 * MIB <= slow.read_bytes() - before < 17 * MIB
 
 
 def test_a_failure_reaches_every_waiter_and_the_next_call_tries_anew(daemon: Daemon, models: Path) -> None:
     """B34: the first load fails."""
     tensors = write_model(models / "a.safetensors", 1)
-    slow(daemon, 500, "load.read=error")
+    daemon.start(failpoints="load.part=delay(500);load.read=error")
     with daemon.connect() as shelf:
         shelf.register("a", models / "a.safetensors")
         answers = together(CALLERS, lambda _: shelf.acquire("a", timeout=20))
@@ -83,11 +73,10 @@ def test_a_failure_reaches_every_waiter_and_the_next_call_tries_anew(daemon: Dae
         assert shelf.get("a").failure is None
 
 
-def test_a_caller_with_a_short_deadline_does_not_end_the_load_of_the_others(daemon: Daemon, models: Path) -> None:
+def test_a_caller_with_a_short_deadline_does_not_end_the_load_of_the_others(slow: Daemon, models: Path) -> None:
     """B34: the first caller gives up by its deadline, the others do not notice."""
     tensors = write_model(models / "a.safetensors", 1, size=40 * MIB)
-    slow(daemon, 400)
-    with daemon.connect() as shelf, ThreadPoolExecutor(9) as pool:
+    with slow.connect() as shelf, ThreadPoolExecutor(9) as pool:
         shelf.register("a", models / "a.safetensors")
         first = pool.submit(shelf.acquire, "a", timeout=0.3)
         eventually(is_loading(shelf, "a"), "the load has begun")
@@ -96,14 +85,13 @@ def test_a_caller_with_a_short_deadline_does_not_end_the_load_of_the_others(daem
             first.result()
         for other in others:
             assert read_all(other.result()) == tensors
-        assert len(daemon.segments()) == 1
+        assert len(slow.segments()) == 1
 
 
-def test_a_caller_that_cancels_does_not_end_the_load_of_the_others(daemon: Daemon, models: Path) -> None:
+def test_a_caller_that_cancels_does_not_end_the_load_of_the_others(slow: Daemon, models: Path) -> None:
     """B34: one of two cancels and the load goes on; when the last one cancels, the load stops."""
     write_model(models / "a.safetensors", 1, size=40 * MIB)
-    slow(daemon, 400)
-    with daemon.connect() as shelf, Plain(daemon.address) as one, Plain(daemon.tcp_address) as other:
+    with slow.connect() as shelf, Plain(slow.address) as one, Plain(slow.tcp_address) as other:
         shelf.register("a", models / "a.safetensors")
         first = one.acquire_later("a")
         eventually(is_loading(shelf, "a"), "the load has begun")
@@ -117,16 +105,15 @@ def test_a_caller_that_cancels_does_not_end_the_load_of_the_others(daemon: Daemo
         for call in calls:
             call.cancel()
         eventually(lambda: shelf.get("a").state is ArtifactState.REGISTERED, "the load was stopped")
-        eventually(lambda: daemon.arena_bytes() == 0, "its bytes were given back")
+        eventually(lambda: slow.arena_bytes() == 0, "its bytes were given back")
         assert shelf.get("a").failure is None
         assert shelf.leases() == []
 
 
-def test_a_caller_that_joins_while_the_last_one_leaves_gets_a_load_of_its_own(daemon: Daemon, models: Path) -> None:
+def test_a_caller_that_joins_while_the_last_one_leaves_gets_a_load_of_its_own(slow: Daemon, models: Path) -> None:
     """B34: a load that is being stopped is not shared."""
     write_model(models / "a.safetensors", 1, size=8 * MIB)
-    slow(daemon, 100)
-    with daemon.connect() as shelf, Plain(daemon.address) as plain:
+    with slow.connect() as shelf, Plain(slow.address) as plain:
         shelf.register("a", models / "a.safetensors")
         for _ in range(10):
             leaving = plain.acquire_later("a")
@@ -136,12 +123,11 @@ def test_a_caller_that_joins_while_the_last_one_leaves_gets_a_load_of_its_own(da
             plain.evict("a")
 
 
-def test_two_ids_load_side_by_side_and_the_quick_one_does_not_wait(daemon: Daemon, models: Path) -> None:
+def test_two_ids_load_side_by_side_and_the_quick_one_does_not_wait(slow: Daemon, models: Path) -> None:
     """B34: one of them slow."""
     write_model(models / "slow.safetensors", 1, size=100 * MIB)
     quick = write_model(models / "quick.safetensors", 2)
-    slow(daemon, 300)
-    with daemon.connect() as shelf, ThreadPoolExecutor(1) as pool:
+    with slow.connect() as shelf, ThreadPoolExecutor(1) as pool:
         for name in ("slow", "quick"):
             shelf.register(name, models / f"{name}.safetensors")
         waiting = pool.submit(shelf.acquire, "slow", timeout=20)
@@ -185,13 +171,12 @@ def usage(daemon: Daemon) -> tuple[int, int, int]:
     return files, threads, daemon.memory_bytes()
 
 
-def test_the_last_progress_of_a_load_has_the_artifact_and_every_watcher_gets_one(daemon: Daemon, models: Path) -> None:
+def test_the_last_progress_of_a_load_has_the_artifact_and_every_watcher_gets_one(slow: Daemon, models: Path) -> None:
     """B34: loads and acquires of one ID are one load."""
     write_model(models / "a.safetensors", 1, size=16 * MIB)
-    slow(daemon, 200)
-    with daemon.connect() as shelf:
+    with slow.connect() as shelf:
         shelf.register("a", models / "a.safetensors")
-        before = daemon.read_bytes()
+        before = slow.read_bytes()
 
         def watch(number: int) -> object:
             if number % 2:
@@ -201,13 +186,12 @@ def test_the_last_progress_of_a_load_has_the_artifact_and_every_watcher_gets_one
             return last.artifact.generation
 
         assert set(together(8, watch)) == {1}
-        assert daemon.read_bytes() - before < 17 * MIB
+        assert slow.read_bytes() - before < 17 * MIB
 
 
-def test_a_load_that_is_removed_fails_its_waiters_and_leaves_nothing(daemon: Daemon, models: Path) -> None:
+def test_a_load_that_is_removed_fails_its_waiters_and_leaves_nothing(slow: Daemon, models: Path) -> None:
     write_model(models / "a.safetensors", 1, size=40 * MIB)
-    slow(daemon, 400)
-    with daemon.connect() as shelf, Plain(daemon.address) as plain:
+    with slow.connect() as shelf, Plain(slow.address) as plain:
         shelf.register("a", models / "a.safetensors")
         waiting = plain.acquire_later("a")
         eventually(is_loading(shelf, "a"), "the load has begun")
@@ -215,6 +199,6 @@ def test_a_load_that_is_removed_fails_its_waiters_and_leaves_nothing(daemon: Dae
         with pytest.raises(grpc.RpcError) as caught:
             waiting.result()
         assert caught.value.code() in (grpc.StatusCode.ABORTED, grpc.StatusCode.NOT_FOUND)
-        eventually(lambda: daemon.arena_bytes() == 0, "its bytes were given back")
+        eventually(lambda: slow.arena_bytes() == 0, "its bytes were given back")
         with pytest.raises(errors.ArtifactNotFound):
             shelf.get("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 
 import warmshelf
 from kit.models import write_model
-from kit.processes import Daemon, Worker, eventually, read_all
+from kit.processes import Daemon, Worker, read_all
 from warmshelf import ArtifactState, errors
 
 MIB = 1 << 20
@@ -20,14 +21,8 @@ SIZE = 10 * MIB - (1 << 16)  # with header and layout below 10 MiB, so that thre
 
 
 @pytest.fixture
-def small(daemon: Daemon) -> Daemon:
-    """A daemon with room for three artifacts of ``SIZE``."""
-    return daemon.start("--budget", "30MiB")
-
-
-@pytest.fixture
-def shelf(small: Daemon) -> Iterator[warmshelf.Shelf]:
-    with small.connect() as it:
+def shelf(tight: Daemon) -> Iterator[warmshelf.Shelf]:
+    with tight.connect() as it:
         yield it
 
 
@@ -61,7 +56,7 @@ def test_what_is_kept_does_not_leave(shelf: warmshelf.Shelf, models: Path, five:
 
 
 def test_five_ids_in_room_for_three_all_work_by_their_id_alone(
-    shelf: warmshelf.Shelf, small: Daemon, five: dict[str, dict[str, bytes]]
+    shelf: warmshelf.Shelf, tight: Daemon, five: dict[str, dict[str, bytes]]
 ) -> None:
     """B37: evicted is not unknown; three rounds in random order."""
     order = random.Random(1)
@@ -69,7 +64,7 @@ def test_five_ids_in_room_for_three_all_work_by_their_id_alone(
         for artifact_id in order.sample(sorted(five), len(five)):
             with shelf.acquire(artifact_id, timeout=20) as lease:
                 assert (read_all(lease), lease.generation) == (five[artifact_id], 1)
-            assert small.arena_bytes() <= 30 * MIB
+            assert tight.arena_bytes() <= 30 * MIB
 
 
 def test_a_source_that_vanished_fails_only_its_own_artifact(
@@ -93,14 +88,14 @@ def test_what_fits_exactly_fits_and_one_page_more_is_too_large(daemon: Daemon, m
     daemon.start("--budget", "30MiB")
     with daemon.connect() as shelf:
         size_bytes = shelf.register("a", models / "a.safetensors").size_bytes
-    daemon.kill(15)
+    daemon.kill(signal.SIGTERM)
     daemon.start("--budget", str(size_bytes))
     with daemon.connect() as shelf, shelf.acquire("a", timeout=20) as lease:
         assert read_all(lease) == tensors
         assert daemon.arena_bytes() == size_bytes
     with daemon.connect() as shelf:
         shelf.evict("a")
-    daemon.kill(15)
+    daemon.kill(signal.SIGTERM)
     daemon.start("--budget", str(size_bytes - 4096))
     with daemon.connect() as shelf, pytest.raises(errors.LargerThanArena) as caught:
         shelf.acquire("a", timeout=20)
@@ -124,7 +119,7 @@ def test_what_is_larger_than_the_arena_is_refused_at_once_and_nobody_leaves_for_
 
 
 def test_a_full_arena_is_told_just_before_the_deadline_with_the_numbers(
-    shelf: warmshelf.Shelf, small: Daemon, five: dict[str, dict[str, bytes]]
+    shelf: warmshelf.Shelf, tight: Daemon, five: dict[str, dict[str, bytes]]
 ) -> None:
     leases = [shelf.acquire(artifact_id, timeout=20) for artifact_id in ("m0", "m1", "m2")]
     for timeout in (0.6, 1.5):
@@ -138,7 +133,7 @@ def test_a_full_arena_is_told_just_before_the_deadline_with_the_numbers(
         assert int(details["free_bytes"]) < int(details["needed_bytes"])
         assert details["held_bytes"] == sum(shelf.get(lease.artifact.artifact_id).size_bytes for lease in leases)
     assert [read_all(lease) == five[lease.artifact.artifact_id] for lease in leases] == [True] * 3
-    assert small.arena_bytes() <= 30 * MIB
+    assert tight.arena_bytes() <= 30 * MIB
 
 
 HOLDER = """
@@ -154,11 +149,11 @@ for line in sys.stdin:
 
 def test_who_waits_gets_room_when_another_worker_releases(
     shelf: warmshelf.Shelf,
-    small: Daemon,
+    tight: Daemon,
     five: dict[str, dict[str, bytes]],
     start_worker: Callable[..., Worker],
 ) -> None:
-    worker = start_worker(HOLDER, small.address, "m0", "m1", "m2")
+    worker = start_worker(HOLDER, tight.address, "m0", "m1", "m2")
     assert worker.line() == "held"
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(shelf.acquire, "m3", timeout=20)
@@ -175,7 +170,7 @@ def test_who_waits_gets_room_when_another_worker_releases(
 
 
 def test_who_waits_gets_room_when_the_last_mapping_ends(
-    shelf: warmshelf.Shelf, small: Daemon, five: dict[str, dict[str, bytes]]
+    shelf: warmshelf.Shelf, tight: Daemon, five: dict[str, dict[str, bytes]]
 ) -> None:
     """Nobody tells the daemon when a process unmaps; it looks."""
     leases = [shelf.acquire(artifact_id, timeout=20) for artifact_id in ("m0", "m1", "m2")]
@@ -194,7 +189,7 @@ def test_who_waits_gets_room_when_the_last_mapping_ends(
 
 
 def test_loads_at_once_never_take_more_than_the_budget_together(
-    shelf: warmshelf.Shelf, small: Daemon, five: dict[str, dict[str, bytes]]
+    shelf: warmshelf.Shelf, tight: Daemon, five: dict[str, dict[str, bytes]]
 ) -> None:
     """B40: five callers, room for three; a thread looks at the arena all the while."""
     most_bytes = 0
@@ -206,7 +201,7 @@ def test_loads_at_once_never_take_more_than_the_budget_together(
     with ThreadPoolExecutor(5) as pool:
         running = [pool.submit(take_and_let_go, artifact_id) for artifact_id in [*five, *reversed(five)]]
         while not all(one.done() for one in running):
-            most_bytes = max(most_bytes, small.arena_bytes())
+            most_bytes = max(most_bytes, tight.arena_bytes())
         assert all(one.result() for one in running)
     assert 0 < most_bytes <= 30 * MIB
 
@@ -226,22 +221,23 @@ def test_a_load_costs_the_daemon_no_second_copy(daemon: Daemon, models: Path) ->
         assert most_bytes - before < 32 * MIB
 
 
-def test_a_purge_empties_the_arena_of_a_stopped_daemon_only(
-    shelf: warmshelf.Shelf, small: Daemon, five: dict[str, dict[str, bytes]]
-) -> None:
-    shelf.acquire("m0", timeout=20).release()
-    (small.arena / "not-ours").write_bytes(b"x")
-    refused = Daemon(small.root / "other", small.arena, small.models)
-    refused.root.mkdir()
-    refused.start("--purge", wait=False)
-    assert refused.wait() == 1
-    assert len(small.segments()) == 1
-    assert small.kill(15) == 0
-    refused.start("--purge", wait=False)
-    assert refused.wait() == 0
-    assert small.segments() == []
-    (small.arena / "not-ours").unlink()
-    small.start("--budget", "30MiB")
-    eventually(lambda: small.arena_bytes() == 0, "nothing is there")
-    with shelf.acquire("m0", timeout=20) as lease:
-        assert read_all(lease) == five["m0"]
+def test_a_purge_empties_the_arena_of_a_stopped_daemon_only(daemon: Daemon, models: Path) -> None:
+    tensors = write_model(models / "a.safetensors", 1)
+    daemon.start()
+    with daemon.connect() as shelf:
+        shelf.register("a", models / "a.safetensors")
+        shelf.acquire("a", timeout=20).release()
+        (daemon.arena / "not-ours").write_bytes(b"x")
+        other = Daemon(daemon.root / "other", daemon.arena, models)
+        other.root.mkdir()
+        other.start("--purge", wait=False)
+        assert other.wait() == 1
+        assert len(daemon.segments()) == 1
+        assert daemon.kill(signal.SIGTERM) == 0
+        other.start("--purge", wait=False)
+        assert other.wait() == 0
+        assert daemon.segments() == []
+        (daemon.arena / "not-ours").unlink()
+        daemon.start()
+        with shelf.acquire("a", timeout=20) as lease:
+            assert read_all(lease) == tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from kit.models import write_model
@@ -16,10 +17,8 @@ def test_an_acquire_whose_answer_comes_too_late_leaves_no_lease(running: Daemon,
         shelf.acquire("a", timeout=20).release()
         held = []
         for i in range(200):
-            try:
+            with contextlib.suppress(errors.DeadlineExceeded, errors.DaemonUnreachable):  # anything else is a failure
                 held.append(shelf.acquire("a", timeout=0.0003 + i * 0.00001))
-            except errors.WarmshelfError as error:
-                assert error.reason in ("DEADLINE_EXCEEDED", "DAEMON_UNREACHABLE")
         for lease in held:
             lease.release()
         eventually(lambda: not operator.leases(), "no lease is left")

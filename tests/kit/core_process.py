@@ -1,4 +1,4 @@
-"""The core of a daemon in a process of its own: everything but its servers, so that it can be killed many times a second.
+"""The core of a daemon in a process of its own: all but its servers, to be killed many times a second.
 
 ``main`` listens at a socket and forks a core for every connection, which then does
 what it is told through that connection. All that it does runs on one event loop, as in

@@ -27,7 +27,7 @@ class Died(Exception):  # noqa: N818 - it says what happened
     """The core has died, and the call has no answer."""
 
 
-class Bug(AssertionError):
+class Bug(AssertionError):  # noqa: N818 - it says what was found
     """The core raised what is no error of the table."""
 
 

@@ -1,103 +1,63 @@
-"""One core under test, what its callers hold of it, and everything that must be true whenever nothing is under way.
+"""One core under test, its source files and its callers, who do everything that callers do.
 
-Judges by what the kernel shows of the arena and by ``kit.shelf_model``. Acting as
-every worker at once, this process maps segments itself: for the core it is another one.
+Each method ends with a look at everything that must be true then.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kit import shelf_model as model
-from kit.core_process import Granted, Picture, Places, Snapshot
+from kit.core_process import Granted, Picture, Places
 from kit.cores import Answer, Core, Cores
-from kit.shelf_model import Call, Maybe, Room, Told, World
-from kit.source_files import CONTENTS, SourceFiles
-from warmshelf.image import SegmentImage
-from warmshelf.mapping import map_segment
-from warmshelf.types import Artifact, ArtifactSpec, Source
+from kit.shelf_model import Call, Maybe, World
+from kit.shelf_order import Told, after_death, ends
+from kit.shelf_truth import Held, Truth, map_content
+from kit.source_files import SourceFiles
+from warmshelf.types import ArtifactSpec, Source
 from warmshelfd.leasing import AcquireOptions
 from warmshelfd.shelf import RegisterOptions
 
 BUDGET_BYTES = 256 << 10
-_OVERHEAD_BYTES = (4 << 10, 20 << 10)
-"""What a segment takes beside its tensors, at least and at most: header, layout, CRCs, manifest, rounding."""
+SESSIONS_MAX = 4
 
-_PATIENT_SECONDS, _HASTY_SECONDS = 20.0, 0.1
-_SEGMENT = re.compile(r"[0-9a-f]{32}")
-_NOTHING = Picture(0, {})
-OPEN = frozenset({"CANCELLED", "DIED", "INTERNAL"})
-"""Answers that do not say whether the call took effect; the last one is allowed where a failpoint raises it."""
+_PATIENT_SECONDS, _BUSY_SECONDS, _HASTY_SECONDS = 20.0, 1.0, 0.1
+_OPEN = frozenset({"CANCELLED", "DIED"})
+"""Answers that do not say whether the call took effect."""
 
-
-@dataclass
-class Held:
-    """What a worker has: a lease that is live while it has a session, and a mapping, or one of them."""
-
-    artifact_id: str
-    session_id: str
-    lease_id: str
-    generation: int
-    segment_id: str
-    size_bytes: int
-    image: SegmentImage | None
-    content: str
-    expected: dict[str, bytes] = field(repr=False)
-
-    def check(self) -> None:
-        if self.image is not None:
-            found = {name: bytes(self.image.tensor(name)) for name in self.image.names}
-            assert found == self.expected, f"other bytes than leased: {self}"
-
-    def scribble(self) -> None:
-        """Write into the own mapping, as a worker that scales weights in place does."""
-        assert self.image is not None
-        self.image.tensor("first")[:4] = b"mine"
-        self.expected = {**self.expected, "first": b"mine" + self.expected["first"][4:]}
+_SPOILED_AT = 8192
+"""A byte in the middle of the smallest content."""
 
 
-class Bench:
+class Bench(Truth):
     """A core, its files and its callers."""
 
     def __init__(self, cores: Cores) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="warmshelf-test-", dir="/dev/shm"))
-        (self.root / "sources").mkdir()
-        self.files = SourceFiles(self.root / "sources")
-        self.places = Places(
-            str(self.root / "arena"), str(self.root / "registry.sqlite"), str(self.files.directory), BUDGET_BYTES
-        )
-        self.states: dict[str, frozenset[Maybe]] = {}
-        self.ahead: dict[str, frozenset[Maybe]] = {}  # what the registry may hold instead
-        self.held: list[Held] = []
+        sources = self.root / "sources"
+        sources.mkdir()
+        places = Places(f"{self.root}/arena", f"{self.root}/registry.sqlite", str(sources), BUDGET_BYTES)
+        super().__init__(places, SourceFiles(sources))
         self.sessions: list[str] = []
-        self.sizes: dict[str, int] = {}  # of segments, by content; learned
-        self.named: set[str] = set()  # segments that had a name in the arena since the core was started
-        self.pictures: dict[str, Picture] = {"steady": _NOTHING}  # of watchers that are away or died with a core
-        self.last: list[tuple[Call, Told]] = []  # for messages
-        self.sound = True  # nothing wrong has been found
         self._cores = cores
         self.core = self._start()
-        self.seen: Snapshot = self.core.call("snapshot")
+        self.seen = self.core.call("snapshot")
 
     def close(self) -> None:
-        """At the end everything can be given back."""
+        """Give everything back: then nothing is left."""
         for held in self.held:
             held.image = None
-        for session_id in self.sessions:
-            self.core.call("close_session", session_id)
-        self.held.clear()
-        self.look([], drained=True)
+        for session_id in self.sessions[:]:
+            self.close_session(session_id)
         for artifact_id in [*self.seen.artifacts]:
             self.run([model.Remove(artifact_id)])
-        assert self.seen.capacity.free_bytes == BUDGET_BYTES
+        assert self.seen.capacity.free_bytes == self.places.budget_bytes
         self.core.stop()
 
     def discard(self) -> None:
@@ -106,45 +66,58 @@ class Bench:
             self.core.kill()
         shutil.rmtree(self.root)
 
-    # --- calls ----------------------------------------------------------------
+    # --- calls ------------------------------------------------------------------
 
     def run(
-        self,
-        calls: Sequence[Call],
-        delays: Iterable[float] = (),
-        *,
-        kill_after: float | None = None,
-        faulty: bool = False,
+        self, calls: Sequence[Call], delays: Iterable[float] = (), *, kill_after: float = -1, faulty: bool = False
     ) -> list[Told]:
         """Make calls, all at once or each after its delay; explain the answers and look at everything."""
+        alone = len(calls) == 1 and kill_after < 0 and not faulty
         delays = [*delays, *[0.0] * len(calls)]
-        alone = len(calls) == 1 and kill_after is None and not faulty
         numbers = [self.begin(call, delay, alone=alone) for call, delay in zip(calls, delays, strict=False)]
-        return self.finish(calls, numbers, kill_after=kill_after, alone=alone, faulty=faulty)
+        if kill_after >= 0:
+            time.sleep(kill_after)
+            self.core.kill()
+        return self.finish(calls, numbers, [self.world(calls, alone=alone)], alone=alone, faulty=faulty)
 
     def finish(
         self,
         calls: Sequence[Call],
         numbers: Sequence[int],
+        worlds: Sequence[World] = (),
         *,
-        kill_after: float | None = None,
         alone: bool = False,
         faulty: bool = False,
     ) -> list[Told]:
-        """Wait for calls under way, as ``run`` does."""
-        if kill_after is not None:
-            time.sleep(kill_after)
-            self.core.kill()
-        world = self._world(calls, alone=alone)
+        """Wait for calls under way, as ``run`` does. ``faulty``: a failpoint may fail them."""
+        worlds = worlds or [self.world(alone=False)]
         answers = [self.core.end(number) for number in numbers]
-        told = [self._told(call, answer, faulty=faulty) for call, answer in zip(calls, answers, strict=True)]
-        self.last = list(zip(calls, told, strict=True))
-        died = any(answer.reason == "DIED" for answer in answers) or kill_after is not None
-        if died:
-            self.restart(busy=True, calls=list(zip(calls, told, strict=True)), world=world)
+        pairs = [(call, self._told(call, answer, faulty=faulty)) for call, answer in zip(calls, answers, strict=True)]
+        if any(answer.reason == "DIED" for answer in answers) or not self.core.is_alive:
+            self._bury(pairs, worlds, was_busy=True)
+            self._wake()
         else:
-            self.look(list(zip(calls, told, strict=True)), alone=alone, world=world)
-        return told
+            self.look(pairs, worlds, alone=alone)
+        return [told for _, told in pairs]
+
+    def cancel(self, calls: Sequence[Call], after: float) -> None:
+        """Begin calls and give the first one up after a while."""
+        numbers = [self.begin(call) for call in calls]
+        time.sleep(after)
+        self.core.cancel(numbers[0])
+        self.finish(calls, numbers)
+
+    def change_during(self, call: Call, step: str, file: str, change: Callable[[], None]) -> None:
+        """Let a file change while the whole core stands still at a step of a load, if it comes to that."""
+        before = self.world(alone=False)
+        self.core.call("arm", f"{step}=stop")
+        number = self.begin(call)
+        if self.core.wait_stopped(number):
+            change()
+            self.core.go_on()
+        after = self.world(alone=False, changing=file)
+        self.finish([call], [number], [before, replace(after, looks=before.looks), after])
+        self.core.call("arm", "")
 
     def begin(self, call: Call, delay: float = 0.0, *, alone: bool = False) -> int:
         """Begin a call."""
@@ -153,12 +126,11 @@ class Bench:
 
     def _arguments(self, call: Call, timeout: float) -> tuple[object, ...]:
         match call:
-            case model.Register(artifact_id, file, expected, replace_, keep, follow, defer):
+            case model.Register(artifact_id, file, expected, replacing, keep, follow, defer):
                 spec = ArtifactSpec(Source(f"file://{self.files.path(file)}", "", expected))
-                return "register", artifact_id, spec, RegisterOptions(replace_, defer, keep, follow)
+                return "register", artifact_id, spec, RegisterOptions(replacing, defer, keep, follow)
             case model.Acquire(artifact_id, resident_only, expected):
-                options = AcquireOptions(resident_only, expected)
-                return "acquire", self.session(), artifact_id, options, timeout
+                return "acquire", self._session(), artifact_id, AcquireOptions(resident_only, expected), timeout
             case model.Load(artifact_id):
                 return "load", artifact_id, timeout
             case model.Evict(artifact_id, drain):
@@ -168,13 +140,13 @@ class Bench:
     def _patience(self, call: Call, *, alone: bool) -> float:
         """Wait long for what must come, and not for what cannot."""
         if not alone:
-            return 1.0
-        state = self.seen.artifacts.get(call.artifact_id)
-        waits = state is not None and state.state.value == "evicting"
-        return _HASTY_SECONDS if waits or self._room(call) == "cannot" else _PATIENT_SECONDS
+            return _BUSY_SECONDS
+        artifact = self.seen.artifacts.get(call.artifact_id)
+        waits = artifact is not None and artifact.state.value == "evicting"
+        return _HASTY_SECONDS if waits or self.room(call) == "cannot" else _PATIENT_SECONDS
 
     def _told(self, call: Call, answer: Answer, *, faulty: bool) -> Told:
-        if answer.reason in OPEN - (set() if faulty else {"INTERNAL"}):
+        if answer.reason in _OPEN or (faulty and answer.reason == "INTERNAL"):
             return Told(answer.reason, is_open=True)
         if answer.reason or not isinstance(call, model.Acquire):
             return Told(answer.reason)
@@ -182,37 +154,34 @@ class Bench:
         return Told("", held.generation, held.content)
 
     def _hold(self, call: model.Acquire, granted: Granted) -> Held:
-        image = map_segment(self.places.arena, granted.segment_id, granted.size_bytes)
-        bytes_by_name = {name: bytes(image.tensor(name)) for name in image.names}
-        content = next((c for c in CONTENTS.values() if c.bytes_by_name == bytes_by_name), None)
-        assert content is not None, f"{call} got bytes that were never written as a whole"
-        found = {spec.name: (spec.dtype, spec.shape) for spec in image.layout.tensors}
-        assert found == {name: tensor[:2] for name, tensor in content.tensors.items()}
-        held = Held(
-            call.artifact_id,
-            self.session(),
-            granted.lease_id,
-            granted.generation,
-            granted.segment_id,
-            granted.size_bytes,
-            image,
-            content.name,
-            content.bytes_by_name,
-        )
-        self.held.append(held)
+        image, content = map_content(self.places.arena, granted.segment_id, granted.size_bytes)
         self.named.add(granted.segment_id)
-        return held
+        self.held.append(
+            Held(
+                call.artifact_id,
+                self._session(),
+                granted.lease_id,
+                granted.generation,
+                granted.segment_id,
+                granted.size_bytes,
+                image,
+                content.name,
+                content.bytes_by_name,
+            )
+        )
+        return self.held[-1]
 
-    # --- workers --------------------------------------------------------------
+    # --- workers ----------------------------------------------------------------
 
-    def session(self) -> str:
+    def _session(self) -> str:
         """Return the newest session, which takes new leases."""
         if not self.sessions:
             self.open_session()
         return self.sessions[-1]
 
     def open_session(self) -> None:
-        self.sessions.append(self.core.call("open_session"))
+        if len(self.sessions) < SESSIONS_MAX:
+            self.sessions.append(self.core.call("open_session"))
 
     def release(self, held: Held) -> None:
         self.core.call("release", held.session_id, held.lease_id)
@@ -220,7 +189,7 @@ class Bench:
 
     def unmap(self, held: Held) -> None:
         held.image = None
-        self.look([])
+        self.look()
 
     def close_session(self, session_id: str) -> None:
         self.core.call("close_session", session_id)
@@ -230,181 +199,107 @@ class Bench:
     def _ended(self, ended: Iterable[Held]) -> None:
         for held in ended:
             held.lease_id = held.session_id = ""
-        self.look([], drained=True)
+        self.look(drained=True)
 
-    # --- death ----------------------------------------------------------------
+    # --- watchers ---------------------------------------------------------------
 
-    def restart(
-        self,
-        *,
-        busy: bool = False,
-        calls: Sequence[tuple[Call, Told]] = (),
-        world: World | None = None,
-        orderly: bool = False,
-    ) -> None:
-        """End the core, if it has not died, and start another one on what it left."""
+    def watch(self) -> None:
+        """Let the second watcher come back and go on where it was."""
+        if "restless" not in self.seen.pictures:
+            self.core.call("watch", "restless", self.pictures.get("restless", Picture(0, {})))
+            self.look()
+
+    def stop_watching(self) -> None:
+        if "restless" in self.seen.pictures:
+            self.pictures["restless"] = self.core.call("unwatch", "restless")
+            self.look()
+
+    # --- death ------------------------------------------------------------------
+
+    def restart(self, calls: Sequence[Call] = (), *, orderly: bool = False, budget_bytes: int = BUDGET_BYTES) -> None:
+        """End the core and start another on what it left; its first callers do not wait until it has settled."""
         if orderly:
             self.core.stop()
-        elif not busy:
+        else:
             self.core.kill()
+        may_lose = budget_bytes < sum(self.in_arena.values()) + sum(self.unnamed().values())
+        self._bury([], [self.world()], was_busy=False, may_lose=may_lose)
+        self.tight = may_lose
+        self.places = replace(self.places, budget_bytes=budget_bytes)
+        self._wake(calls)
+
+    def _bury(
+        self,
+        calls: Sequence[tuple[Call, Told]],
+        worlds: Sequence[World],
+        *,
+        was_busy: bool,
+        may_lose: bool = False,
+    ) -> None:
+        """The core has ended: think of everything that the next one may find."""
         for held in self.held:
             held.lease_id = held.session_id = ""
         self.sessions.clear()
         for artifact_id in {*self.states, *(call.artifact_id for call, _ in calls)}:
             states = self.states.get(artifact_id, frozenset([None]))
             own = [pair for pair in calls if pair[0].artifact_id == artifact_id]
-            after = model.ends(states, own, world or self._world([], alone=True), alone=not busy)
-            after |= self.ahead.get(artifact_id, frozenset())
-            self.states[artifact_id] = frozenset().union(*(model.after_death(one, was_busy=busy) for one in after))
+            after = ends(states, own, worlds, alone=not was_busy) | self.ahead.get(artifact_id, frozenset())
+            if any(told.is_open and isinstance(call, (model.Register, model.Remove)) for call, told in own):
+                after |= states  # others may have seen it already, but the registry had not written it
+            nothing: frozenset[Maybe] = frozenset()
+            lives = (after_death(one, is_sure=not (was_busy or may_lose)) for one in after)
+            self.states[artifact_id] = nothing.union(*lives)
         self.pictures |= self.seen.pictures
-        self.named = set(self._files())
         self.ahead.clear()
-        before = {*self.seen.segments.values()}
+
+    def _wake(self, calls: Sequence[Call] = ()) -> None:
+        self.named = set(self._files())
         self.core = self._start()
-        self.look([], died=True)
-        assert busy or {*self.seen.segments.values()} <= before, "bytes came back that nobody had"
+        if calls:
+            worlds = [self.world(calls, alone=False)]
+            self.finish(calls, [self.begin(call) for call in calls], worlds)
+        else:
+            is_spoiled = any(known and known.spoiled for states in self.states.values() for known in states)
+            self.look(died=True, alone=not is_spoiled)
 
     def _start(self) -> Core:
         core = self._cores.start(self.places)
-        core.call("watch", "steady", self.pictures.pop("steady"))
+        core.call("watch", "steady", self.pictures.pop("steady", Picture(0, {})))
         return core
 
-    # --- what must be true ----------------------------------------------------
+    # --- spoiled bytes ----------------------------------------------------------
 
-    def look(
-        self,
-        calls: Sequence[tuple[Call, Told]],
-        *,
-        alone: bool = True,
-        drained: bool = False,
-        died: bool = False,
-        world: World | None = None,
-    ) -> None:
-        """Wait until nothing is under way, narrow down what the model holds possible, and check everything."""
-        self.sound = False
-        self.held = [held for held in self.held if held.lease_id or held.image is not None]
-        before, self.seen = self.seen, self.core.call("snapshot")
-        assert self.seen.faults == [], "\n".join(self.seen.faults)
-        world = world or self._world([], alone=True)
-        evicted = set() if died else self._evicted(before, calls)
-        for artifact_id in {*self.states, *self.seen.artifacts}:
-            own = [pair for pair in calls if pair[0].artifact_id == artifact_id]
-            may_drift = not alone or artifact_id in evicted or drained
-            start = self.states.get(artifact_id, frozenset([None]))
-            self._look_ahead(artifact_id, start, own, world)
-            self._narrow(artifact_id, start, model.ends(start, own, world, alone=not may_drift), own)
-        self._check_evicted(before, evicted)
-        self._check_arena()
-        self._check_tables()
-        for held in self.held:
-            held.check()
-        self.sound = True
+    def spoil_and_verify(self, artifact_id: str) -> None:
+        """Let a bit in the arena flip: who verifies one ID finds it, and no other ID gives these bytes out either."""
+        segment_id = self.seen.segments.get(artifact_id, "")
+        if segment_id in {"", *self._held_segments()}:
+            return
+        self._spoil({segment_id})
+        self.finish([model.Verify(artifact_id)], [self.begin(model.Verify(artifact_id))])
 
-    def _look_ahead(
-        self, artifact_id: str, start: frozenset[Maybe], calls: Sequence[tuple[Call, Told]], world: World
-    ) -> None:
-        failed = [call for call, told in calls if told.reason]
-        may_be = {one for known in start for call in failed for one in model.ahead(known, call, world)}
-        self.ahead[artifact_id] = self.ahead.get(artifact_id, frozenset()) | may_be
+    def spoil_and_restart(self, calls: Sequence[Call]) -> None:
+        """Let a bit of whatever nobody holds flip while no core runs: the next one gives none of it out."""
+        self.core.kill()
+        self._bury([], [self.world()], was_busy=False)
+        self._spoil({*self.seen.segments.values()} - self._held_segments())
+        self._wake(calls)
 
-    def _narrow(
-        self, artifact_id: str, start: frozenset[Maybe], after: frozenset[Maybe], calls: Sequence[tuple[Call, Told]]
-    ) -> None:
-        artifact = self.seen.artifacts.get(artifact_id)
-        self.states[artifact_id] = frozenset(known for known in after if model.fits(known, artifact))
-        assert self.states[artifact_id], (
-            f"no order of the calls explains {artifact_id}:\nwas {set(start)}\ncalls {calls}\n"
-            f"could be {set(after)}\nis {artifact}\nlast {self.last}"
-        )
-        if artifact_id in self.seen.segments:
-            self.ahead.pop(artifact_id, None)
-
-    def _evicted(self, before: Snapshot, calls: Sequence[tuple[Call, Told]]) -> set[str]:
-        """Return what lost its bytes though no call was about it, in a step in which something may have been loaded."""
-        if not any(isinstance(call, (model.Acquire, model.Load)) for call, _ in calls):
-            return set()
-        named = {call.artifact_id for call, _ in calls}
-        return {
-            i for i in before.segments if i not in named and i in self.seen.artifacts and i not in self.seen.segments
-        }
-
-    def _check_evicted(self, before: Snapshot, evicted: Iterable[str]) -> None:
-        held = {held.segment_id for held in self.held if held.lease_id or held.image is not None}
-        for artifact_id in evicted:
-            assert before.segments[artifact_id] not in held, f"{artifact_id} was evicted though leased or mapped"
-            assert not before.artifacts[artifact_id].keep_resident, f"{artifact_id} was evicted though kept"
-
-    def _files(self) -> dict[str, int]:
-        """Return what each sealed segment in the arena takes, as the kernel counts it."""
-        with os.scandir(self.places.arena) as entries:
-            return {e.name: e.stat().st_blocks * 512 for e in entries if e.name != "arena.lock"}
-
-    def unnamed(self) -> dict[str, int]:
-        """Return the segments that lost their name while this core ran and that somebody still maps."""
-        files = self._files()
-        mapped = {held.segment_id: held.size_bytes for held in self.held if held.image is not None}
-        return {name: size for name, size in mapped.items() if name in self.named and name not in files}
-
-    def _check_arena(self) -> None:
-        files, capacity = self._files(), self.seen.capacity
-        self.named |= files.keys()
-        leased = {held.segment_id for held in self.held if held.lease_id}
-        assert files.keys() == {*self.seen.segments.values(), *leased}, "files in the arena"
-        assert all(_SEGMENT.fullmatch(name) for name in files), files
-        unnamed = sum(self.unnamed().values())
-        books = (capacity.resident_bytes, capacity.unnamed_bytes, capacity.reserved_bytes)
-        assert books == (sum(files.values()), unnamed, 0), f"books {books}, files {files}, unnamed {unnamed}"
-        assert capacity.free_bytes == BUDGET_BYTES - sum(books) >= 0, f"{books} of {BUDGET_BYTES}"
-        for artifact_id, segment_id in self.seen.segments.items():
-            artifact = self.seen.artifacts[artifact_id]
-            assert artifact.size_bytes == files[segment_id], artifact_id
-            assert artifact.digest, f"{artifact_id} is resident and its digest is not known"
-            content = next(c.name for c in CONTENTS.values() if c.digest == artifact.digest)
-            assert self.sizes.setdefault(content, files[segment_id]) == files[segment_id]
-
-    def _check_tables(self) -> None:
-        live = Counter((held.artifact_id, held.generation) for held in self.held if held.lease_id)
-        assert Counter(self.seen.leases) == live, (self.seen.leases, live)
-        for artifact_id, states in self.states.items():
-            if None in states:
-                assert self.core.ask("get", artifact_id).reason == "ARTIFACT_NOT_FOUND"
-        listed = _without_use(self.seen.artifacts)
-        for name, picture in self.seen.pictures.items():
-            assert _without_use(picture.artifacts) == listed, f"what watcher {name} knows"
-
-    # --- what the model needs to know -----------------------------------------
-
-    def _world(self, calls: Sequence[Call], *, alone: bool) -> World:
-        leases = {held.artifact_id for held in self.held if held.lease_id and self._is_current(held)}
-        room: dict[str, Room] = {call.artifact_id: self._room(call) for call in calls} if alone else {}
-        return World(dict(self.files.now), BUDGET_BYTES, room, frozenset(leases) if alone else None)
-
-    def _is_current(self, held: Held) -> bool:
-        return self.seen.segments.get(held.artifact_id) == held.segment_id
-
-    def _room(self, call: Call) -> Room:
-        """Say whether a load finds room once all that may be evicted has been."""
-        known = next(iter(self.states.get(call.artifact_id, [None])), None)
-        content = self.files.look(known.file).content if known else None
-        if known is None or content is None:
-            return "may"
-        least, most = (CONTENTS[content].size_bytes + extra for extra in _OVERHEAD_BYTES)
-        least, most = self.sizes.get(content, least), self.sizes.get(content, most)
-        free = BUDGET_BYTES - sum(self.unnamed().values()) - sum(self._held_sizes(call.artifact_id).values())
-        if free >= most:
-            return "must"
-        twins = [a for i, a in self.seen.artifacts.items() if i in self.seen.segments and i != call.artifact_id]
-        shared = any(a.digest == CONTENTS[content].digest for a in twins)
-        return "may" if shared or free >= least else "cannot"
-
-    def _held_sizes(self, loading_id: str) -> dict[str, int]:
-        """Return the segments that cannot be evicted for a load, with their sizes."""
-        files = self._files()
-        held = {held.segment_id for held in self.held if held.lease_id or held.image is not None}
-        kept = {s for i, s in self.seen.segments.items() if self.seen.artifacts[i].keep_resident and i != loading_id}
-        return {name: size for name, size in files.items() if name in held | kept}
+    def _spoil(self, segment_ids: Collection[str]) -> None:
+        for segment_id in segment_ids:
+            _flip_a_bit(f"{self.places.arena}/{segment_id}")
+        for artifact_id in [i for i, segment_id in self.seen.segments.items() if segment_id in segment_ids]:
+            self.states[artifact_id] = frozenset(
+                replace(known, spoiled=True) if known and known.state == "ready" else known
+                for known in self.states[artifact_id]
+            )
 
 
-def _without_use(artifacts: dict[str, Artifact]) -> dict[str, Artifact]:
-    """When an artifact was used last is no change that watchers are told of."""
-    return {artifact_id: replace(artifact, last_use_time=None) for artifact_id, artifact in artifacts.items()}
+def _flip_a_bit(path: str) -> None:
+    mode = os.stat(path).st_mode
+    os.chmod(path, 0o600)
+    with open(path, "r+b") as file:
+        file.seek(_SPOILED_AT)
+        value = file.read(1)[0]
+        file.seek(_SPOILED_AT)
+        file.write(bytes([value ^ 1]))
+    os.chmod(path, mode)

@@ -1,18 +1,16 @@
 """What a shelf may answer, and what must be true of it afterwards: the contract as a small non-deterministic machine.
 
-An oracle: it shares no code with what it judges. For every ID it keeps all the states
-that fit what has been seen so far, mostly one. ``outcomes`` says how one call can end;
-calls that were under way together are explained by some order of them.
+An oracle: it shares no code with what it judges. ``outcomes`` says how one call about
+one artifact can end; ``kit.shelf_order`` explains several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from kit.source_files import CONTENTS, Look
-from warmshelf.types import Artifact
 
 State = Literal["registered", "ready", "evicting", "failed"]
 Room = Literal["must", "may", "cannot"]
@@ -27,7 +25,8 @@ class Known:
     """One artifact.
 
     ``pinned`` is the version of the file that it is pinned to, 0 if none; ``content`` is
-    that of its generation, once it was loaded; ``hashed``: its digest is known.
+    that of its generation, once it was loaded; ``hashed``: its digest is known;
+    ``spoiled``: its bytes in the arena are no longer those that were sealed.
     """
 
     file: str
@@ -40,6 +39,7 @@ class Known:
     hashed: bool = False
     state: State = "registered"
     failure: str = ""
+    spoiled: bool = False
 
 
 Maybe = Known | None
@@ -103,12 +103,14 @@ class World:
     """What calls depend on beside the artifact: the files, the budget, whether there is room, who has leases.
 
     ``leased`` are the IDs with a lease on their present bytes, None if that is not known.
+    ``changing`` is a file that changes while the call is under way.
     """
 
     looks: Mapping[str, Look]
     budget_bytes: int
     room: Mapping[str, Room]
     leased: frozenset[str] | None
+    changing: str = ""
 
     def look(self, file: str) -> Look:
         return self.looks.get(file, Look(0, None, exists=False))
@@ -129,7 +131,7 @@ def outcomes(known: Maybe, call: Call, world: World) -> Iterator[Outcome]:
     elif isinstance(call, Remove):
         yield Outcome("", None)
     elif isinstance(call, Verify):
-        yield Outcome("" if known.state in ("ready", "evicting") else "NOT_RESIDENT", known)
+        yield _verify(known)
 
 
 # --- register ---------------------------------------------------------------
@@ -194,9 +196,7 @@ def _flagged(known: Known, call: Register) -> Known:
 def _replaced(known: Known, look: Look) -> Known:
     """Return the next generation, of which nothing is known but how its source looks."""
     generation = known.generation + 1 if known.generation else 0
-    return replace(
-        known, pinned=look.version, generation=generation, content=None, hashed=False, state="registered", failure=""
-    )
+    return replace(given_back(known), pinned=look.version, generation=generation, content=None, hashed=False)
 
 
 def _unreadable(look: Look) -> tuple[str, ...]:
@@ -207,6 +207,8 @@ def _unreadable(look: Look) -> tuple[str, ...]:
 
 
 def _acquire(known: Known, call: Acquire, world: World) -> Iterator[Outcome]:
+    if known.spoiled:  # never given out: found first, and loaded anew
+        return
     if known.state == "ready":
         yield _grant(known, call)
     elif call.resident_only:
@@ -247,7 +249,8 @@ def _load_call(known: Known, call: Load, world: World) -> Iterator[Outcome]:
 def _load(known: Known, call: Call, world: World) -> Iterator[Outcome]:
     look, room = world.look(known.file), world.room.get(call.artifact_id, "may")
     reasons = set(_load_faults(known, look, world.budget_bytes))
-    yield from (Outcome(reason, _failed(known, reason)) for reason in reasons)
+    changing = ["SOURCE_CHANGED_DURING_LOAD"] * (known.file == world.changing)
+    yield from (Outcome(reason, failed(known, reason)) for reason in (*reasons, *changing))
     if room != "must" and look.content is not None and "LARGER_THAN_ARENA" not in reasons:
         yield from (Outcome(reason, known) for reason in FULL)
     if not reasons and room != "cannot" and look.content is not None:
@@ -283,15 +286,25 @@ def _loaded(known: Known, content: str, version: int) -> Iterator[Outcome]:
             yield Outcome("", replace(after, hashed=hashed or known.hashed))
 
 
-def _failed(known: Known, reason: str) -> Known:
-    return replace(known, state="failed", failure=reason)
+def failed(known: Known, reason: str) -> Known:
+    return replace(known, state="failed", failure=reason, spoiled=False)
+
+
+def given_back(known: Known) -> Known:
+    return replace(known, state="registered", failure="", spoiled=False)
 
 
 def _is_expected(expected: str, content: str) -> bool:
     return expected in (CONTENTS[content].digest, CONTENTS[content].file_digest)
 
 
-# --- evict ------------------------------------------------------------------
+# --- evict and verify -------------------------------------------------------
+
+
+def _verify(known: Known) -> Outcome:
+    if known.spoiled:
+        return Outcome("SEGMENT_CORRUPT", failed(known, "SEGMENT_CORRUPT"))
+    return Outcome("" if known.state in ("ready", "evicting") else "NOT_RESIDENT", known)
 
 
 def _evict(known: Known, call: Evict, world: World) -> Iterator[Outcome]:
@@ -301,103 +314,8 @@ def _evict(known: Known, call: Evict, world: World) -> Iterator[Outcome]:
         return
     for is_leased in leased:
         if not is_leased:
-            yield Outcome("", replace(known, state="registered"))
+            yield Outcome("", given_back(known))
         elif call.drain:
             yield Outcome("", replace(known, state="evicting"))
         else:
             yield Outcome("LEASED", known)
-
-
-# --- explaining -------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Told:
-    """What the caller was told. ``is_open``: nothing, so it may have happened or not."""
-
-    reason: str = ""
-    generation: int = 0
-    content: str | None = None
-    is_open: bool = False
-
-
-def ends(starts: Iterable[Maybe], calls: Sequence[tuple[Call, Told]], world: World, *, alone: bool) -> frozenset[Maybe]:
-    """Return every state in which the artifact can be after these calls, in any order that explains the answers."""
-    found: set[Maybe] = set()
-    seen: set[tuple[Maybe, frozenset[int]]] = set()
-    stack = [(start, frozenset(range(len(calls)))) for start in starts]
-    while stack:
-        place = stack.pop()
-        if place in seen:
-            continue
-        seen.add(place)
-        known, rest = place
-        if all(calls[i][1].is_open for i in rest):
-            found.add(known)
-        if not alone:
-            stack += [(drifted, rest) for drifted in _drift(known)]
-        for i in rest:
-            stack += [(after, rest - {i}) for after in _afters(known, *calls[i], world, calls, alone=alone)]
-    return frozenset(found)
-
-
-def _afters(
-    known: Maybe, call: Call, told: Told, world: World, calls: Sequence[tuple[Call, Told]], *, alone: bool
-) -> Iterator[Maybe]:
-    if not alone and told.reason in _interrupted(call, [other for other, _ in calls]):
-        yield known
-    for outcome in outcomes(known, call, world):
-        same = (outcome.reason, outcome.generation, outcome.content) == (told.reason, told.generation, told.content)
-        if told.is_open or same:
-            yield outcome.after
-        if told.reason == "INTERNAL" and isinstance(call, (Acquire, Load)) and outcome.after is not None:
-            yield _failed(outcome.after, told.reason)  # a failpoint failed the load
-
-
-def _drift(known: Maybe) -> Iterator[Known]:
-    """What others may do to an artifact meanwhile: take its room, or release the last lease it waits for."""
-    if known is not None and known.state in ("ready", "evicting"):
-        yield replace(known, state="registered")
-
-
-def _interrupted(call: Call, together: Sequence[Call]) -> set[str]:
-    """Return the errors by which a call may fail only because of those beside it."""
-    if isinstance(call, Evict):
-        return {"LEASED"}  # it is being loaded
-    if not isinstance(call, (Acquire, Load)):
-        return set()
-    stops = any(isinstance(other, (Register, Remove, Load)) for other in together if other is not call)
-    return {*FULL, *(["LOAD_CANCELLED"] if stops else [])}
-
-
-def after_death(known: Maybe, *, was_busy: bool) -> frozenset[Maybe]:
-    """Return what the next daemon can find: what was resident, and bytes given back that another ID still shares."""
-    if known is None:
-        return frozenset([None])
-    registered, ready = replace(known, state="registered", failure=""), replace(known, state="ready", failure="")
-    if known.state in ("ready", "evicting") and not was_busy:
-        return frozenset([ready])
-    return frozenset([registered, ready] if known.content else [registered])
-
-
-def ahead(known: Maybe, call: Call, world: World) -> Iterator[Known]:
-    """Return what the registry may hold of an artifact after a load that did not end: all that it would have brought."""
-    if isinstance(call, (Acquire, Load)):
-        for outcome in outcomes(known, Load(call.artifact_id), world):
-            if not outcome.reason and outcome.after is not None:
-                yield replace(outcome.after, state="registered", failure="")
-
-
-def fits(known: Maybe, artifact: Artifact | None) -> bool:
-    """Say whether an artifact as it is shown can be this one."""
-    if known is None or artifact is None:
-        return known is None and artifact is None
-    source, failure = artifact.spec.source, artifact.failure
-    digest = CONTENTS[known.content].digest if known.hashed and known.content else ""
-    return (
-        source.uri.endswith(f"/{known.file}.safetensors")
-        and (source.expected_digest, artifact.digest) == (known.expected, digest)
-        and (artifact.keep_resident, artifact.follow) == (known.keep, known.follow)
-        and (artifact.generation, artifact.state.value) == (known.generation, known.state)
-        and (failure.reason if failure else "") == known.failure
-    )

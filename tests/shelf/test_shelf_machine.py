@@ -6,8 +6,8 @@ other ones each time.
 
 from __future__ import annotations
 
+import functools
 import os
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -55,7 +55,6 @@ class ShelfMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bench = Bench(_cores[0])
-        self.is_closed = False
 
     @initialize(contents=st.tuples(CONTENT, CONTENT, CONTENT))
     def write_all(self, contents: tuple[str, ...]) -> None:
@@ -110,10 +109,7 @@ class ShelfMachine(RuleBasedStateMachine):
     @rule(call=CALLS, others=st.lists(CALLS, max_size=2), after=DELAYS)
     def cancel(self, call: Call, others: list[Call], after: float) -> None:
         """A caller gives up, which is nothing to the others."""
-        numbers = [self.bench.begin(each) for each in (call, *others)]
-        time.sleep(after)
-        self.bench.core.cancel(numbers[0])
-        self.bench.finish([call, *others], numbers)
+        self.bench.cancel([call, *others], after)
 
     # --- workers ---
 
@@ -142,9 +138,9 @@ class ShelfMachine(RuleBasedStateMachine):
 
     # --- death ---
 
-    @rule(orderly=SELDOM)
-    def restart(self, orderly: bool) -> None:
-        self.bench.restart(orderly=orderly)
+    @rule(calls=st.lists(CALLS, max_size=3), orderly=SELDOM, budget=st.sampled_from([256, 256, 256, 128]))
+    def restart(self, calls: list[Call], orderly: bool, budget: int) -> None:
+        self.bench.restart(calls, orderly=orderly, budget_bytes=budget << 10)
 
     @rule(burst=BURST, kill_after=DELAYS)
     def die_busy(self, burst: list[tuple[Call, float]], kill_after: float) -> None:
@@ -157,6 +153,29 @@ class ShelfMachine(RuleBasedStateMachine):
     @rule(call=st.one_of(ACQUIRE, LOAD), step=st.sampled_from(STEPS_OF_A_LOAD))
     def fail_at(self, call: Call, step: str) -> None:
         self._armed(f"{step}=error", [call])
+
+    @rule(call=st.one_of(ACQUIRE, LOAD), step=st.sampled_from(STEPS_OF_A_LOAD), file=FILES, content=CONTENT)
+    def change_during_a_load(self, call: Call, step: str, file: str, content: str) -> None:
+        change = functools.partial(self.bench.files.write, file, content, rename=False)
+        self.bench.change_during(call, step, file, change)
+
+    @rule(artifact_id=IDS)
+    def spoil_and_verify(self, artifact_id: str) -> None:
+        self.bench.spoil_and_verify(artifact_id)
+
+    @rule(calls=st.lists(CALLS, max_size=2))
+    def spoil_and_restart(self, calls: list[Call]) -> None:
+        self.bench.spoil_and_restart(calls)
+
+    # --- watchers ---
+
+    @rule()
+    def watch(self) -> None:
+        self.bench.watch()
+
+    @rule()
+    def stop_watching(self) -> None:
+        self.bench.stop_watching()
 
     def _armed(self, failpoint: str, calls: list[Call]) -> None:
         core = self.bench.core

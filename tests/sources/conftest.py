@@ -15,7 +15,7 @@ from warmshelfd.sources.file import FileOpener
 def nothing_stays_open() -> Iterator[None]:
     before = set(os.listdir("/proc/self/fd"))
     yield
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what other tests left may have been closed meanwhile
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ class TransferServicer:
                 size = self._flight.take()
                 try:
                     stop = next_end(offset, end, size)
-                    await self._write(context, chunk(segment, offset, stop), f"resume at {offset}")
+                    await self._write(context, chunk(segment, offset, stop), offset)
                 finally:
                     self._flight.give(size)
                 self._metrics.sent(stop - offset)
@@ -93,7 +93,7 @@ class TransferServicer:
             )
             size = self._flight.small_chunk_bytes
             for part in layout_parts(segment.layout_bytes, outline, record.generation, size):
-                await self._write(context, part, "begin again")
+                await self._write(context, part, 0)
 
     @contextmanager
     def _stream(self, segment_id: str) -> Iterator[Segment]:
@@ -110,8 +110,8 @@ class TransferServicer:
             self._flight.close_stream()
             self._metrics.stream_closed()
 
-    async def _write(self, context: Any, message: bytes, advice: str) -> None:
-        """Send a message; a reader that takes nothing is told to go on later."""
+    async def _write(self, context: Any, message: bytes, offset: int) -> None:
+        """Send a message; a reader that takes nothing is told where to go on."""
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._sending[task] = time.monotonic()
         try:
@@ -121,7 +121,9 @@ class TransferServicer:
         except asyncio.CancelledError:
             if task not in self._stalled:
                 raise
-            raise StreamStalled(f"the reader took nothing for {self._stall_seconds:g} s; {advice}") from None
+            raise StreamStalled(
+                f"the reader took nothing for {self._stall_seconds:g} s; resume at {offset}", offset_bytes=offset
+            ) from None
         finally:
             self._sending.pop(task, None)
             self._stalled.discard(task)
