@@ -170,5 +170,5 @@ def test_lines_can_be_text_where_that_is_wanted(daemon: Daemon) -> None:
     daemon.start("--log-format", "text")
     with daemon.connect() as shelf:
         assert list(shelf.list()) == []
-    assert "CatalogService/ListArtifacts" in daemon.log.read_text()
+    eventually(lambda: "CatalogService/ListArtifacts" in daemon.log.read_text(), "the line is there")
     assert not daemon.log.read_text().startswith("{")

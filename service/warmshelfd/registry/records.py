@@ -165,10 +165,14 @@ def _adapter_shapes(record: _Fields, inspection: Inspection | None) -> AdapterSh
     if record.is_null("adapter_shapes"):
         return None
     adapter = inspection.adapter if inspection else None
+    names = adapter.module_names if adapter else ()
     try:
-        return shapes_from_record(record.value("adapter_shapes"), adapter.module_names if adapter else ())
+        shapes = shapes_from_record(record.value("adapter_shapes"), names)
     except ValueError as error:
         raise BadRecord(str(error)) from None
+    if shapes.module_names != names:
+        raise BadRecord("the adapter's shapes are of other modules than its own")
+    return shapes
 
 
 def _inspection(record: _Fields) -> Inspection | None:
