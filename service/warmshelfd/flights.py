@@ -108,6 +108,7 @@ class Flights:
         if self._loads.get(load.artifact_id) is not load or load.task is None:
             return
         del self._loads[load.artifact_id]
+        load.error = LoadCancelled(f"the load of {load.artifact_id!r} was stopped", artifact_id=load.artifact_id)
         load.task.cancel()
         entry = self._catalog.find(load.artifact_id)
         if entry is not None and entry.state is ArtifactState.LOADING:
@@ -131,7 +132,7 @@ class Flights:
             failpoints.hit("load.ready")
             await self._land(entry, load, loaded, known)
         except asyncio.CancelledError:
-            load.error = LoadCancelled(f"the load of {entry.artifact_id!r} was stopped", artifact_id=entry.artifact_id)
+            pass  # who stopped it has said so
         except WarmshelfError as error:
             self._fail(entry, load, error)
         except Exception as error:  # noqa: BLE001 - a bug must not leave the artifact LOADING

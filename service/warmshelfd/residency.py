@@ -201,24 +201,31 @@ class Residency:
             return None
 
     async def _evict_all(self, decision: Fits, size: int) -> bool:
-        """Evict the victims one after another; stop and say False if one turns out to be mapped.
+        """Evict the victims one after another, but none in vain; say False if one turns out to be mapped or gone.
 
         What is free is asked of the file system again before each: nobody is evicted for nothing.
         """
-        for victim in decision.victims:
+        victims = [self._shelved.get(victim.segment_id) for victim in decision.victims]
+        for shelved in victims[1:]:
+            if shelved is None or not await self._is_idle(shelved):
+                return False
+        for shelved in victims:
             if self.arena.usage().free_bytes >= size:
                 return True
-            shelved = self._shelved.get(victim.segment_id)
-            if shelved is None or not shelved.entries:
-                return False
-            shelved.mapped = await self.in_thread(self.arena.in_use, shelved.segment)
-            if self._held(shelved) or not shelved.entries:  # mapped, or leased while the probe ran
+            if shelved is None or not await self._is_idle(shelved):  # again: looking at the others took its time
                 return False
             for artifact_id in list(shelved.entries):
                 self._catalog.apply(artifact_id, Event.EVICTED)
-                self.forget_name(victim.segment_id, artifact_id, "placement")
-            await self.let_go(victim.segment_id)
+                self.forget_name(shelved.segment.segment_id, artifact_id, "placement")
+            await self.let_go(shelved.segment.segment_id)
         return True
+
+    async def _is_idle(self, shelved: Shelved) -> bool:
+        """Say whether a segment that has a name is neither held nor mapped."""
+        if not shelved.entries:
+            return False
+        shelved.mapped = await self.in_thread(self.arena.in_use, shelved.segment)
+        return bool(shelved.entries) and not self._held(shelved)  # it may have been leased while the probe ran
 
     def _view(self) -> ArenaView:
         usage = self.arena.usage()

@@ -8,6 +8,7 @@ the daemon. ``kit.cores`` is the other end.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
@@ -35,6 +36,8 @@ QUIET_SECONDS = 20.0
 
 _PAGE_SIZE = 2
 """Small, so that every listing has several pages."""
+
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -202,9 +205,9 @@ class Core:
     async def do_get(self, artifact_id: str) -> Artifact:
         return self._shelf.get(artifact_id)
 
-    async def do_load(self, artifact_id: str, timeout_seconds: float) -> Artifact | None:
+    async def do_load(self, artifact_id: str, timeout_seconds: float, detach: bool) -> Artifact | None:
         last = None
-        async for step in self._leasing.progress(artifact_id, timeout_seconds):
+        async for step in self._leasing.progress(artifact_id, timeout_seconds, detach=detach):
             last = step.artifact
         return last
 
@@ -341,6 +344,7 @@ def _run_core(connection: Connection) -> None:
 
 
 def main(socket_path: str) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive the tests
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for cores: each end is seen by its descriptor
     with Listener(socket_path, "AF_UNIX", backlog=16) as listener:
         print("listening", flush=True)

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,10 +24,10 @@ from warmshelf.types import ArtifactSpec, Source
 from warmshelfd.leasing import AcquireOptions
 from warmshelfd.shelf import RegisterOptions
 
-BUDGET_BYTES = 256 << 10
+BUDGET_BYTES = 192 << 10
 SESSIONS_MAX = 4
 
-_PATIENT_SECONDS, _BUSY_SECONDS, _HASTY_SECONDS = 20.0, 1.0, 0.1
+_PATIENT_SECONDS, _BUSY_SECONDS, _HASTY_SECONDS = 20.0, 0.5, 0.1
 _OPEN = frozenset({"CANCELLED", "DIED"})
 """Answers that do not say whether the call took effect."""
 
@@ -55,6 +55,7 @@ class Bench(Truth):
             held.image = None
         for session_id in self.sessions[:]:
             self.close_session(session_id)
+        self.look()
         for artifact_id in [*self.seen.artifacts]:
             self.run([model.Remove(artifact_id)])
         assert self.seen.capacity.free_bytes == self.places.budget_bytes
@@ -74,11 +75,12 @@ class Bench(Truth):
         """Make calls, all at once or each after its delay; explain the answers and look at everything."""
         alone = len(calls) == 1 and kill_after < 0 and not faulty
         delays = [*delays, *[0.0] * len(calls)]
+        worlds = [self.world(calls, alone=alone)]
         numbers = [self.begin(call, delay, alone=alone) for call, delay in zip(calls, delays, strict=False)]
         if kill_after >= 0:
             time.sleep(kill_after)
             self.core.kill()
-        return self.finish(calls, numbers, [self.world(calls, alone=alone)], alone=alone, faulty=faulty)
+        return self.finish(calls, numbers, worlds, alone=alone, faulty=faulty)
 
     def finish(
         self,
@@ -92,13 +94,16 @@ class Bench(Truth):
         """Wait for calls under way, as ``run`` does. ``faulty``: a failpoint may fail them."""
         worlds = worlds or [self.world(alone=False)]
         answers = [self.core.end(number) for number in numbers]
-        pairs = [(call, self._told(call, answer, faulty=faulty)) for call, answer in zip(calls, answers, strict=True)]
+        told = [self._told(c, a, alone=alone, faulty=faulty) for c, a in zip(calls, answers, strict=True)]
+        pairs = list(zip(calls, told, strict=True))
+        if faulty:
+            answers.append(self.core.ask("snapshot"))  # it may die of what goes on behind the answer
         if any(answer.reason == "DIED" for answer in answers) or not self.core.is_alive:
             self._bury(pairs, worlds, was_busy=True)
             self._wake()
         else:
             self.look(pairs, worlds, alone=alone)
-        return [told for _, told in pairs]
+        return told
 
     def cancel(self, calls: Sequence[Call], after: float) -> None:
         """Begin calls and give the first one up after a while."""
@@ -107,13 +112,13 @@ class Bench(Truth):
         self.core.cancel(numbers[0])
         self.finish(calls, numbers)
 
-    def change_during(self, call: Call, step: str, file: str, change: Callable[[], None]) -> None:
-        """Let a file change while the whole core stands still at a step of a load, if it comes to that."""
+    def change_during(self, call: Call, step: str, file: str, content: str) -> None:
+        """Write a source while the whole core stands still at a step of a load, if it comes to that."""
         before = self.world(alone=False)
         self.core.call("arm", f"{step}=stop")
         number = self.begin(call)
         if self.core.wait_stopped(number):
-            change()
+            self.files.write(file, content, rename=False)
             self.core.go_on()
         after = self.world(alone=False, changing=file)
         self.finish([call], [number], [before, replace(after, looks=before.looks), after])
@@ -131,23 +136,26 @@ class Bench(Truth):
                 return "register", artifact_id, spec, RegisterOptions(replacing, defer, keep, follow)
             case model.Acquire(artifact_id, resident_only, expected):
                 return "acquire", self._session(), artifact_id, AcquireOptions(resident_only, expected), timeout
-            case model.Load(artifact_id):
-                return "load", artifact_id, timeout
+            case model.Load(artifact_id, detach):
+                return "load", artifact_id, min(timeout, _BUSY_SECONDS) if detach else timeout, detach
             case model.Evict(artifact_id, drain):
                 return "evict", artifact_id, drain
         return type(call).__name__.lower(), call.artifact_id
 
     def _patience(self, call: Call, *, alone: bool) -> float:
         """Wait long for what must come, and not for what cannot."""
-        if not alone:
-            return _BUSY_SECONDS
         artifact = self.seen.artifacts.get(call.artifact_id)
-        waits = artifact is not None and artifact.state.value == "evicting"
-        return _HASTY_SECONDS if waits or self.room(call) == "cannot" else _PATIENT_SECONDS
+        if alone and artifact is not None and artifact.state.value == "evicting":
+            return _HASTY_SECONDS
+        return {"must": _PATIENT_SECONDS, "may": _BUSY_SECONDS, "cannot": _HASTY_SECONDS}[
+            self.room(call) if alone else "may"
+        ]
 
-    def _told(self, call: Call, answer: Answer, *, faulty: bool) -> Told:
+    def _told(self, call: Call, answer: Answer, *, alone: bool, faulty: bool) -> Told:
         if answer.reason in _OPEN or (faulty and answer.reason == "INTERNAL"):
             return Told(answer.reason, is_open=True)
+        if isinstance(call, model.Load) and call.detach and not answer.reason and not alone:
+            return Told("INTERNAL" if faulty else "", is_open=True)  # who knows how it goes on
         if answer.reason or not isinstance(call, model.Acquire):
             return Told(answer.reason)
         held = self._hold(call, answer.value)
@@ -171,6 +179,10 @@ class Bench(Truth):
         )
         return self.held[-1]
 
+    def file_of(self, artifact_id: str) -> str:
+        """Return the source of an artifact; if it is unknown, any."""
+        return next((known.file for known in self.states.get(artifact_id, ()) if known), "p")
+
     # --- workers ----------------------------------------------------------------
 
     def _session(self) -> str:
@@ -190,6 +202,14 @@ class Bench(Truth):
     def unmap(self, held: Held) -> None:
         held.image = None
         self.look()
+
+    def keep_only(self, artifact_id: str, what: str) -> None:
+        """Keep only leases, only mappings, both or nothing of what workers have of an artifact."""
+        for held in [held for held in self.held if held.artifact_id == artifact_id]:
+            if held.lease_id and what not in ("lease", "both"):
+                self.release(held)
+            if held.image is not None and what not in ("mapping", "both"):
+                self.unmap(held)
 
     def close_session(self, session_id: str) -> None:
         self.core.call("close_session", session_id)
@@ -287,11 +307,12 @@ class Bench(Truth):
     def _spoil(self, segment_ids: Collection[str]) -> None:
         for segment_id in segment_ids:
             _flip_a_bit(f"{self.places.arena}/{segment_id}")
-        for artifact_id in [i for i, segment_id in self.seen.segments.items() if segment_id in segment_ids]:
-            self.states[artifact_id] = frozenset(
-                replace(known, spoiled=True) if known and known.state == "ready" else known
-                for known in self.states[artifact_id]
-            )
+        for artifact_id, states in self.states.items():
+            spoiled = frozenset(replace(one, spoiled=True) for one in states if one and one.state == "ready")
+            if self.seen.segments.get(artifact_id) in segment_ids:
+                self.states[artifact_id] = spoiled | {one for one in states if not one or one.state != "ready"}
+            elif artifact_id not in self.seen.segments:  # it may share them still
+                self.states[artifact_id] = states | spoiled
 
 
 def _flip_a_bit(path: str) -> None:

@@ -16,6 +16,9 @@ State = Literal["registered", "ready", "evicting", "failed"]
 Room = Literal["must", "may", "cannot"]
 """Whether a load of this artifact finds room in the arena."""
 
+OVERHEAD_BYTES = (4 << 10, 20 << 10)
+"""What a segment takes beside its tensors, at least and at most: header, layout, CRCs, manifest, rounding."""
+
 BROKEN = ("SOURCE_TRUNCATED", "MALFORMED_ARTIFACT")
 FULL = ("ARENA_FULL", "DEADLINE_EXCEEDED")
 
@@ -70,7 +73,7 @@ class Acquire(Call):
 
 @dataclass(frozen=True)
 class Load(Call):
-    pass
+    detach: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ def outcomes(known: Maybe, call: Call, world: World) -> Iterator[Outcome]:
     elif isinstance(call, Acquire):
         yield from _acquire(known, call, world)
     elif isinstance(call, Load):
-        yield from _load_call(known, call, world)
+        yield from _detached(call, _load_call(known, call, world)) if call.detach else _load_call(known, call, world)
     elif isinstance(call, Evict):
         yield from _evict(known, call, world)
     elif isinstance(call, Remove):
@@ -246,10 +249,17 @@ def _load_call(known: Known, call: Load, world: World) -> Iterator[Outcome]:
         yield Outcome("SOURCE_CHANGED", known)
 
 
+def _detached(call: Load, ends: Iterator[Outcome]) -> Iterator[Outcome]:
+    """The caller does not wait for the end; what is known without a load it is told at once."""
+    for end in ends:
+        is_begun = end.after is not None and (end.reason in FULL or end.after.failure == end.reason)
+        yield Outcome("" if is_begun else end.reason, end.after)
+
+
 def _load(known: Known, call: Call, world: World) -> Iterator[Outcome]:
     look, room = world.look(known.file), world.room.get(call.artifact_id, "may")
     reasons = set(_load_faults(known, look, world.budget_bytes))
-    changing = ["SOURCE_CHANGED_DURING_LOAD"] * (known.file == world.changing)
+    changing = ("SOURCE_CHANGED_DURING_LOAD", "SOURCE_NOT_FOUND") if known.file == world.changing else ()
     yield from (Outcome(reason, failed(known, reason)) for reason in (*reasons, *changing))
     if room != "must" and look.content is not None and "LARGER_THAN_ARENA" not in reasons:
         yield from (Outcome(reason, known) for reason in FULL)
@@ -265,7 +275,7 @@ def _load_faults(known: Known, look: Look, budget_bytes: int) -> Iterator[str]:
     if known.pinned not in (0, look.version) and not (known.hashed or known.follow or known.expected):
         yield "SOURCE_CHANGED"  # nothing tells whether the bytes are the same
         return
-    if CONTENTS[look.content].size_bytes > budget_bytes:
+    if CONTENTS[look.content].size_bytes + OVERHEAD_BYTES[0] > budget_bytes:
         yield "LARGER_THAN_ARENA"
     if known.expected and not _is_expected(known.expected, look.content):
         yield "DIGEST_MISMATCH"

@@ -18,6 +18,7 @@ from kit.shelf_model import (
     Maybe,
     Register,
     Remove,
+    Verify,
     World,
     failed,
     given_back,
@@ -68,12 +69,20 @@ def _afters(
 ) -> Iterator[Maybe]:
     if not alone and told.reason in _interrupted(call, [other for other, _ in calls]):
         yield known
+    if known and known.state == "failed" and isinstance(call, (Acquire, Load)) and _may_be_stopped(told):
+        yield given_back(known)  # a load that was stopped leaves no failure, not even an older one
+    if known and isinstance(call, Verify) and told.reason == known.failure == "SEGMENT_CORRUPT":
+        yield known  # two looked at once and both found it
     for outcome in outcomes(known, call, world):
         same = (outcome.reason, outcome.generation, outcome.content) == (told.reason, told.generation, told.content)
         if told.is_open or same:
             yield outcome.after
         if told.reason == "INTERNAL" and isinstance(call, (Acquire, Load)) and outcome.after is not None:
             yield failed(outcome.after, told.reason)  # a failpoint failed the load
+
+
+def _may_be_stopped(told: Told) -> bool:
+    return told.is_open or told.reason in (*FULL, "LOAD_CANCELLED")
 
 
 def _drift(known: Maybe) -> Iterator[Known]:
@@ -122,7 +131,7 @@ def fits(known: Maybe, artifact: Artifact | None) -> bool:
     source, failure = artifact.spec.source, artifact.failure
     digest = CONTENTS[known.content].digest if known.hashed and known.content else ""
     return (
-        source.uri.endswith(f"/{known.file}.safetensors")
+        source.uri.endswith(f"/{known.file}")
         and (source.expected_digest, artifact.digest) == (known.expected, digest)
         and (artifact.keep_resident, artifact.follow) == (known.keep, known.follow)
         and (artifact.generation, artifact.state.value) == (known.generation, known.state)

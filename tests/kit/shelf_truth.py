@@ -20,10 +20,7 @@ from kit.shelf_order import Told, ahead, ends, fits
 from kit.source_files import CONTENTS, Content, SourceFiles
 from warmshelf.image import SegmentImage
 from warmshelf.mapping import map_segment
-from warmshelf.types import Artifact
-
-OVERHEAD_BYTES = (4 << 10, 20 << 10)
-"""What a segment takes beside its tensors, at least and at most: header, layout, CRCs, manifest, rounding."""
+from warmshelf.types import Artifact, ArtifactKind
 
 _SEGMENT = re.compile(r"[0-9a-f]{32}")
 
@@ -50,8 +47,9 @@ class Held:
     def scribble(self) -> None:
         """Write into the own mapping, as a worker that scales weights in place does."""
         assert self.image is not None
-        self.image.tensor("first")[:4] = b"mine"
-        self.expected = {**self.expected, "first": b"mine" + self.expected["first"][4:]}
+        name = next(name for name, data in self.expected.items() if data)
+        self.image.tensor(name)[:4] = b"mine"
+        self.expected = {**self.expected, name: b"mine" + self.expected[name][4:]}
 
 
 def map_content(arena: str, segment_id: str, size_bytes: int) -> tuple[SegmentImage, Content]:
@@ -145,7 +143,8 @@ class Truth:
             return set()
         named = {call.artifact_id for call, _ in calls}
         left = {artifact_id for artifact_id in before.segments if artifact_id not in self.seen.segments}
-        return {artifact_id for artifact_id in left - named if artifact_id in self.seen.artifacts}
+        states = {artifact_id: artifact.state.value for artifact_id, artifact in self.seen.artifacts.items()}
+        return {artifact_id for artifact_id in left - named if states.get(artifact_id) == "registered"}
 
     def _check_evicted(self, before: Snapshot, evicted: Iterable[str]) -> None:
         held = self._held_segments()
@@ -159,7 +158,7 @@ class Truth:
         sizes = [size for name, size in self.in_arena.items() if name in gone]
         if told.reason in model.FULL:
             assert not evicted, f"{evicted} left in vain for {call}"
-        elif sizes and not told.reason and call.artifact_id not in before.segments:
+        elif sizes and call.artifact_id in self.seen.segments.keys() - before.segments.keys():
             needed = self._files()[self.seen.segments[call.artifact_id]]
             free = before.capacity.free_bytes + sum(sizes) - min(sizes)
             assert free < needed, f"one of {sorted(gone)} need not have left: {sizes}, {before.capacity}, {needed}"
@@ -229,20 +228,32 @@ class Truth:
         content = self.files.look(known.file).content if known else None
         if known is None or content is None:
             return "may"
-        least, most = (CONTENTS[content].size_bytes + extra for extra in OVERHEAD_BYTES)
+        least, most = (CONTENTS[content].size_bytes + extra for extra in model.OVERHEAD_BYTES)
         least, most = self.sizes.get(content, least), self.sizes.get(content, most)
-        free = self.places.budget_bytes - sum(self.unnamed().values()) - self._stuck_bytes(call.artifact_id)
-        if free >= most:
+        taken = self.places.budget_bytes - sum(self.unnamed().values())
+        free, spare = taken - self._stuck_bytes(call.artifact_id), 0
+        if not CONTENTS[content].is_adapter:  # adapters have a floor that bases cannot take
+            spare = self._adapter_bytes(call.artifact_id)
+        if free - spare >= most:
             return "must"
         twins = [self.seen.artifacts[i] for i in self.seen.segments if i != call.artifact_id]
         is_shared = any(twin.digest == CONTENTS[content].digest for twin in twins)
         return "may" if is_shared or free >= least else "cannot"
 
-    def _stuck_bytes(self, loading_id: str) -> int:
-        """Return what cannot be evicted for a load."""
+    def _stuck(self, loading_id: str) -> set[str]:
+        """Return the segments that cannot be evicted for a load."""
         kept = {s for i, s in self.seen.segments.items() if self.seen.artifacts[i].keep_resident and i != loading_id}
-        stuck = self._held_segments() | kept
+        return self._held_segments() | kept
+
+    def _stuck_bytes(self, loading_id: str) -> int:
+        stuck = self._stuck(loading_id)
         return sum(size for name, size in self._files().items() if name in stuck)
+
+    def _adapter_bytes(self, loading_id: str) -> int:
+        """Return what adapters take that could leave."""
+        artifacts = self.seen.artifacts
+        adapters = {s for i, s in self.seen.segments.items() if artifacts[i].kind is ArtifactKind.ADAPTER}
+        return sum(size for name, size in self._files().items() if name in adapters - self._stuck(loading_id))
 
 
 def _without_use(artifacts: dict[str, Artifact]) -> dict[str, Artifact]:

@@ -5,112 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
+import threading
 
 import pytest
 
-from kit.models import Tensor, filled, pattern, safetensors_bytes
-from warmshelf.errors import LoadCancelled
-from warmshelf.types import Artifact, ArtifactSpec, ArtifactState, Source
-from warmshelfd import app
-from warmshelfd.app import Daemon
-from warmshelfd.config import parse
-from warmshelfd.leasing import AcquireOptions, Granted
-from warmshelfd.memory.arena import Arena
-from warmshelfd.registry.base import Registration
-from warmshelfd.registry.sqlite import SqliteRegistry
-from warmshelfd.shelf import RegisterOptions, Shelf
-
-SLOW: dict[str, Tensor] = {"w": ("U8", (24 << 20,), pattern(1, 24 << 20))}
-"""Its load takes long enough to be met."""
+from kit.inner_core import SLOW, InnerCore
+from kit.models import content_digest, filled
+from warmshelf.errors import ArtifactNotFound, LoadCancelled, SegmentCorrupt
+from warmshelf.types import ArtifactState
 
 
-class SlowToAnswer(SqliteRegistry):
-    """A registry that does at once what it is told, and of one write says so only when it is allowed to."""
-
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri.removeprefix("sqlite://"))
-        self.is_slow = False  # the next write is the one
-        self.waiting, self.allowed = asyncio.Event(), asyncio.Event()
-
-    async def put(self, registration: Registration) -> None:
-        is_slow, self.is_slow = self.is_slow, False
-        await super().put(registration)
-        if is_slow:
-            self.waiting.set()
-            await self.allowed.wait()
-
-
-class Core:
-    """A daemon without its servers, in this process, with sources ``a`` and ``b``."""
-
-    def __init__(self, root: Path, arena: str) -> None:
-        self.root = root
-        argv = ["--listen", "unix:///nowhere/api.sock", "--arena", arena, "--budget", "128MiB", "--pin", "off"]
-        argv += ["--registry", f"sqlite://{root}/registry.sqlite", "--allow-source", f"file://{root}"]
-        settings, _ = parse(argv, {})
-        self.arena = Arena.open(settings.arena, settings.budget, settings.pin)
-        daemon = Daemon(settings, self.arena)
-        self.shelf: Shelf = daemon._shelf
-        self.leasing = daemon._leasing
-        self.session_id, _ = self.leasing.open_session("test")
-
-    @property
-    def registry(self) -> Any:
-        return self.shelf._registry
-
-    def path(self, name: str) -> Path:
-        return self.root / f"{name}.safetensors"
-
-    def register(self, name: str = "a", **options: bool) -> asyncio.Task[Artifact]:
-        """Begin to register the ID ``x`` for a source."""
-        spec = ArtifactSpec(Source(f"file://{self.path(name)}"))
-        return asyncio.create_task(self.shelf.register("x", spec, RegisterOptions(**options)))
-
-    def acquire(self) -> asyncio.Task[Granted]:
-        return asyncio.create_task(self.leasing.acquire(self.session_id, "x", AcquireOptions(), 20.0))
-
-    async def until(self, state: ArtifactState) -> None:
-        """Wait until the artifact is in a state."""
-        while self.shelf.get("x").state is not state:
-            await asyncio.sleep(0)
-
-    async def check(self) -> None:
-        """Wait for what runs by itself; then the registry knows what the catalog knows."""
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            _, hanging = await asyncio.wait(others, timeout=10)
-            assert not hanging
-        rows = {row.artifact_id: _kept(row) for row in await self.registry.load_all()}
-        assert rows == {entry.artifact_id: _kept(entry) for entry in self.shelf.catalog}
-        self.shelf.catalog.check()
-
-    async def stop(self) -> None:
-        self.leasing.close_session(self.session_id)
-        await self.shelf.stop()
-        self.arena.close()
-
-
-def _kept(known: Any) -> tuple[object, ...]:
-    names = ("spec", "keep_resident", "follow", "generation", "digest", "fingerprint", "segment_id")
-    return tuple(getattr(known, name) for name in names)
-
-
-@pytest.fixture
-async def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Core]:
-    monkeypatch.setattr(app, "open_registry", SlowToAnswer)
-    for name, tensors in (("a", SLOW), ("b", filled(2))):
-        (tmp_path / f"{name}.safetensors").write_bytes(safetensors_bytes(tensors))
-    with tempfile.TemporaryDirectory(prefix="warmshelf-test-", dir="/dev/shm") as arena:
-        it = Core(tmp_path, arena)
-        yield it
-        await it.check()
-        await it.stop()
-
-
-async def test_what_is_asked_for_during_a_load_stands_after_it(core: Core) -> None:
+async def test_what_is_asked_for_during_a_load_stands_after_it(core: InnerCore) -> None:
     await core.register()
     waiting = core.acquire()
     await core.until(ArtifactState.LOADING)
@@ -120,7 +25,7 @@ async def test_what_is_asked_for_during_a_load_stands_after_it(core: Core) -> No
     assert (granted.artifact.keep_resident, granted.artifact.follow) == (True, True)
 
 
-async def test_a_load_that_lands_while_its_id_is_registered_again_keeps_its_bytes(core: Core) -> None:
+async def test_a_load_that_lands_while_its_id_is_registered_again_keeps_its_bytes(core: InnerCore) -> None:
     await core.register("b")
     core.registry.is_slow = True
     again = core.register("b", keep_resident=True)
@@ -131,11 +36,11 @@ async def test_a_load_that_lands_while_its_id_is_registered_again_keeps_its_byte
     assert core.shelf.catalog.get("x").segment_id == granted.segment.segment_id
 
 
-async def test_bytes_loaded_anew_while_their_source_is_looked_at_stay(core: Core) -> None:
+async def test_bytes_loaded_anew_while_their_source_is_looked_at_stay(core: InnerCore) -> None:
     await core.register("b")
     first = await core.acquire()
     await core.check()
-    core.leasing.release(core.session_id, first.lease.lease_id)
+    core.release(first)
     os.utime(core.path("b"))
     core.registry.is_slow = True
     again = core.register("b", keep_resident=True)
@@ -147,7 +52,7 @@ async def test_bytes_loaded_anew_while_their_source_is_looked_at_stay(core: Core
     assert core.shelf.catalog.get("x").segment_id == second.segment.segment_id != first.segment.segment_id
 
 
-async def test_the_registration_of_an_id_that_is_removed_meanwhile_does_not_bring_it_back(core: Core) -> None:
+async def test_the_registration_of_an_id_that_is_removed_meanwhile_does_not_bring_it_back(core: InnerCore) -> None:
     await core.register("b")
     for options in ({"keep_resident": True}, {"replace": True}):
         again = core.register("a" if "replace" in options else "b", **options)
@@ -159,7 +64,7 @@ async def test_the_registration_of_an_id_that_is_removed_meanwhile_does_not_brin
         await core.register("b")
 
 
-async def test_a_replaced_artifact_is_not_brought_back_by_a_load_of_the_old_one(core: Core) -> None:
+async def test_a_replaced_artifact_is_not_brought_back_by_a_load_of_the_old_one(core: InnerCore) -> None:
     await core.register()
     waiting = core.acquire()
     await core.until(ArtifactState.LOADING)
@@ -173,7 +78,7 @@ async def test_a_replaced_artifact_is_not_brought_back_by_a_load_of_the_old_one(
     assert core.shelf.get("x").spec.source.uri == f"file://{core.path('b')}"
 
 
-async def test_a_registration_that_nobody_waits_for_any_more_is_whole(core: Core) -> None:
+async def test_a_registration_that_nobody_waits_for_any_more_is_whole(core: InnerCore) -> None:
     core.registry.is_slow = True
     registering = core.register("b")
     await core.registry.waiting.wait()
@@ -182,7 +87,7 @@ async def test_a_registration_that_nobody_waits_for_any_more_is_whole(core: Core
     assert core.shelf.get("x").state is ArtifactState.REGISTERED
 
 
-async def test_a_load_that_is_stopped_just_when_room_may_have_come_waits_no_longer(core: Core) -> None:
+async def test_a_load_that_is_stopped_just_when_room_may_have_come_waits_no_longer(core: InnerCore) -> None:
     await core.register("b")
     everything = core.arena.reserve(core.arena.budget_bytes)
     waiting = core.acquire()
@@ -195,3 +100,65 @@ async def test_a_load_that_is_stopped_just_when_room_may_have_come_waits_no_long
         await waiting
     everything.release()
     assert (await core.acquire()).lease.generation == 1
+
+
+async def test_a_load_that_is_stopped_before_it_began_is_no_success(core: InnerCore) -> None:
+    await core.register("b")
+    steps = core.leasing.progress("x", 20.0)
+    await anext(steps)
+    core.shelf.flights.abandon("x")
+    with pytest.raises(LoadCancelled):
+        await anext(steps)
+
+
+async def test_what_is_verified_is_judged_by_the_digest_it_had_then(core: InnerCore) -> None:
+    """Its bytes are replaced, and the new digest is known, before the old bytes have been looked at."""
+    await core.register("b")
+    await core.acquire()
+    await core.check()
+    gate = threading.Event()
+    core.shelf.hash_threads.submit(gate.wait)
+    verifying = asyncio.create_task(core.observing.verify("x"))
+    await asyncio.sleep(0)
+    await core.register("a", replace=True, digest=content_digest(SLOW))
+    assert (await core.acquire()).artifact.digest == content_digest(SLOW)
+    gate.set()
+    assert await verifying >= len(filled(2)["w"][2])
+
+
+async def test_bytes_found_wrong_under_one_id_are_given_out_under_no_other(core: InnerCore) -> None:
+    await core.register("b")
+    await core.register("b", "y")
+    for artifact_id in "xy":
+        core.release(await core.acquire(artifact_id))
+    await core.check()
+    old = core.shelf.catalog.get("x").segment_id
+    assert core.shelf.catalog.get("y").segment_id == old
+    spoil(f"{core.arena.directory}/{old}", core.shelf.residency.get(old).segment.header.data.offset)
+    with pytest.raises(SegmentCorrupt):
+        await core.observing.verify("x")
+    assert [core.shelf.get(artifact_id).state for artifact_id in "xy"] == [ArtifactState.FAILED] * 2
+    assert (await core.acquire("y")).segment.segment_id != old
+
+
+async def test_a_lease_is_not_granted_on_what_was_removed_while_it_was_checked(core: InnerCore) -> None:
+    """The bytes are an earlier daemon's, so they are checked before the first lease."""
+    await core.register()
+    segment_id = (await core.acquire()).segment.segment_id
+    await core.check()
+    core.shelf.residency.get(segment_id).segment.checked = False
+    waiting = core.acquire()
+    while core.shelf.residency.get(segment_id).checking is None:
+        await asyncio.sleep(0)
+    await core.shelf.remove("x")
+    with pytest.raises(ArtifactNotFound):
+        await waiting
+    assert len(core.shelf.leases) == 1
+
+
+def spoil(path: str, offset: int) -> None:
+    os.chmod(path, 0o600)
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(b"wrong")
+    os.chmod(path, 0o440)
