@@ -11,7 +11,7 @@ from benchmarks.context import Context, Stopwatch, memory_file_system
 from benchmarks.mapped import time_tensorizer
 from benchmarks.report import Row, beside, best, faster
 from examples.daemon import Daemon
-from warmshelfd.config import Settings
+from warmshelfd.settings import Settings
 
 HUGE_CEILING_AIM = 0.70
 SMALL_CEILING_AIM = 0.85

@@ -18,7 +18,7 @@ from benchmarks import adapters, models
 from benchmarks.context import Context
 from benchmarks.report import Row, Side, at_most
 from warmshelf.errors import NotResident
-from warmshelfd.config import Settings
+from warmshelfd.settings import Settings
 
 LOADS_RATIO_AIM = 1.3
 ADAPTER_BYTES = 64_000

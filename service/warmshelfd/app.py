@@ -14,7 +14,6 @@ from warmshelf.errors import SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
 from warmshelf.v1 import capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc
 from warmshelfd import __version__
-from warmshelfd.config import Settings
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
 from warmshelfd.domain.leases import LeaseTable
@@ -27,6 +26,7 @@ from warmshelfd.loading import Loader, LoadThreads, executor
 from warmshelfd.memory.arena import Arena
 from warmshelfd.metrics import Metrics
 from warmshelfd.observing import Observing
+from warmshelfd.opening import openers
 from warmshelfd.operating import Operating
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency
@@ -37,8 +37,8 @@ from warmshelfd.servicers.flight import FlightBudget
 from warmshelfd.servicers.guard import Guard
 from warmshelfd.servicers.lease import LeaseServicer
 from warmshelfd.servicers.transfer import TransferServicer
+from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
-from warmshelfd.sources.file import FileOpener
 from warmshelfd.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
@@ -56,8 +56,7 @@ class Daemon:
     def __init__(self, settings: Settings, arena: Arena) -> None:
         self._settings = settings
         self._arena = arena
-        opener = FileOpener(settings.allow_source)
-        self._sources = Sources({opener.scheme: opener}, settings.format_limits())
+        self._sources = Sources(openers(settings), settings.format_limits())
         self.metrics = _metrics(self._sources.schemes, arena)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
         leases = _lease_table(settings)

@@ -1,4 +1,4 @@
-"""What the daemon is told: every option, and every limit with its unit and reason.
+"""Where the daemon's settings come from.
 
 A value comes from the command line, else from the environment (``WARMSHELF_*``),
 else from the TOML file, else from the defaults here. This module reads them and
@@ -14,229 +14,24 @@ import os
 import pwd
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import ValidationError
+from pydantic_settings import TomlConfigSettingsSource
 
-from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
-from warmshelf.types import check_id
+from warmshelf.errors import InvalidConfig
 from warmshelfd import __version__
-from warmshelfd.formats.base import FormatLimits
-from warmshelfd.logs import LogFormat
-from warmshelfd.memory.pinning import PinPolicy
-from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share, parse_size
-from warmshelfd.registry.open import sqlite_path
-from warmshelfd.sources.file_uri import parse_path
-
-CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
-"""Smaller chunks cost more calls than they save memory; larger ones are slower, and from
-3.9 MiB on a chunk with its head is above the 4 MiB that gRPC clients take by default."""
-
-_FORMAT = FormatLimits()
-
-
-def _check_chunk(size: int) -> int:
-    if not CHUNK_BYTES_MIN <= size <= CHUNK_BYTES_MAX or size & (size - 1):
-        raise ValueError("a chunk is a power of two from 64KiB to 2MiB; gRPC clients refuse messages above 4MiB")
-    return size
-
-
-def _check_arena(path: str) -> str:
-    if not path or "\0" in path:
-        raise ValueError("it must be a directory")
-    return os.path.abspath(path)
-
-
-def _check_preload(artifact_id: str) -> str:
-    try:
-        return check_id(artifact_id)
-    except InvalidId as error:
-        raise ValueError(error.message) from None
-
-
-def _check_registry(uri: str) -> str:
-    try:
-        sqlite_path(uri)
-    except InvalidConfig as error:
-        raise ValueError(error.message) from None
-    return uri
-
-
-def _check_prefix(text: str) -> str:
-    try:
-        parse_path(text)
-    except InvalidSpec as error:
-        raise ValueError(error.message) from None
-    return text
-
-
-def _check_http(listen: Listen) -> Listen:
-    if listen.kind == "unix":
-        raise ValueError("it must be HOST:PORT")
-    return listen
-
-
-Address = Annotated[Listen, BeforeValidator(parse_listen)]
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
-ChunkSize = Annotated[int, BeforeValidator(parse_size), AfterValidator(_check_chunk)]
-Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
-
-
-class Settings(BaseSettings):
-    """Everything the daemon is told, checked."""
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", validate_default=False, use_attribute_docstrings=True
-    )
-
-    # --- options of the command line ----------------------------------------
-
-    listen: Annotated[tuple[Address, ...], Field(min_length=1)]
-    """`unix:///PATH` or `HOST:PORT`. Default: `api.sock` in `$XDG_RUNTIME_DIR/warmshelf` or `/tmp/warmshelf-$UID`."""
-    arena: Annotated[str, AfterValidator(_check_arena)]
-    """Directory of the segments, on a memory file system. Default: `/dev/shm/warmshelf-$UID`."""
-    budget: Size | None = None
-    """Bytes the arena may hold. Default: half of what its file system has free, or what the cgroup leaves if less."""
-    adapter_floor: Annotated[Share, BeforeValidator(parse_share)] = Share(percent=20)
-    """What bases must leave to resident adapters: bytes, or a share of the budget. Default: `20%`."""
-    pin: PinPolicy = PinPolicy.PREFER
-    """Whether segments are page-locked: `prefer`, `require` or `off`. Default: `prefer`."""
-    registry: Annotated[str, AfterValidator(_check_registry)]
-    """`sqlite:///PATH`. Default: `warmshelf/registry.sqlite` in `$XDG_STATE_HOME`, else in `~/.local/state`."""
-    allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
-    """Prefixes that sources may lie under, such as `file:///models`; all else is refused. Default: the current
-    directory, while only Unix sockets are listened on and it is not `/`; else nothing."""
-    declare: str | None = None
-    """TOML file of artifacts to register, and patterns of IDs; read again when it changes. Default: none."""
-    preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
-    """IDs to make resident at start, in this order. Default: none."""
-    http: Annotated[Address, AfterValidator(_check_http)] | None = None
-    """`HOST:PORT` of `/metrics` and of the probes `/startupz`, `/readyz` and `/livez`. Off by default."""
-    log_format: LogFormat = LogFormat.AUTO
-    """How the log's lines look: `json`, `text`, or `auto`: text on a terminal, else JSON. Default: `auto`."""
-    purge: bool = False
-    """Empty the arena and exit. Only on the command line."""
-
-    # --- limits: clients ----------------------------------------------------
-
-    artifact_count_max: Count = 100_000
-    """Most artifacts known; one takes some KB of memory, and more for a long config."""
-    sessions_max: Count = 4096
-    """Most open sessions; a worker process has one."""
-    leases_max: Count = 100_000
-    """Most leases of all sessions; one takes 0.5 KB."""
-    leases_per_session_max: Count = 16_384
-    """Most leases of one session, so that one worker that forgets to release does not starve the others."""
-    change_count_max: Count = 100_000
-    """Most changes kept for watchers that were away; who was away for longer begins anew."""
-    streams_max: Count = 1024
-    """Most reads that stream at once; each may have a small chunk under way."""
-    message_bytes_max: Size = 1 << 20
-    """Longest request; the longest that makes sense names some hundred features."""
-    call_metadata_bytes_max: Size = 16 << 10
-    """Most bytes in a call's metadata, which our clients do not use."""
-
-    # --- limits: chunks and time --------------------------------------------
-
-    chunk_bytes: ChunkSize = 1 << 20
-    """Size of a chunk, a power of two: a block's, whose CRC is known already. 1 to 2 MiB is fastest."""
-    small_chunk_bytes: ChunkSize = 64 << 10
-    """Size of the chunk that every stream may always send, also when readers stall."""
-    flight_bytes_max: Size = 128 << 20
-    """Bytes of larger chunks under way over all streams: what slow readers can cost beside small chunks."""
-    stall_seconds: Seconds = 60.0
-    """A stream whose reader has taken nothing for so long is ended; the reader may resume."""
-    follow_seconds: Seconds = 60
-    """How often the sources of followed artifacts are looked at; every node does, each file costs a stat."""
-    drain_seconds: Seconds = 20.0
-    """What calls under way get after SIGTERM; below the 30 s that Kubernetes waits."""
-    keepalive_seconds: Seconds = 10.0
-    """How often a silent TCP peer is asked whether it is there; gRPC's own 2 h keep dead workers' leases."""
-    keepalive_timeout_seconds: Seconds = 5.0
-    """How long that peer may take to answer before its connection ends."""
-
-    stuck_seconds: Seconds = 10.0
-    """`/livez` fails once the event loop has not turned for so long, which is far above what any step on it takes."""
-
-    # --- limits: loads ------------------------------------------------------
-
-    load_threads: Count = 4
-    """Bases that load at once; two threads reach the memory's speed, more wait for slow sources."""
-    adapter_load_threads: Count = 8
-    """Adapters that load at once, never behind a base."""
-    read_threads: Count = 4
-    """Parallel reads of one base's load."""
-    reserve_bytes: Size = 512 << 20
-    """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
-    With the budget it must fit into the cgroup's limit."""
-
-    # --- limits: what a source's files may ask for; reasons in FormatLimits --
-
-    format_header_bytes_max: Size = _FORMAT.header_bytes_max
-    """Longest header of a file."""
-    format_tensor_count_max: Count = _FORMAT.tensor_count_max
-    """Most tensors of one artifact."""
-    format_element_count_max: Count = _FORMAT.element_count_max
-    """Most elements of one tensor."""
-    format_rank_max: Count = _FORMAT.rank_max
-    """Most dimensions of a tensor."""
-    format_name_bytes_max: Size = _FORMAT.name_bytes_max
-    """Longest tensor name."""
-    format_metadata_bytes_max: Size = _FORMAT.metadata_bytes_max
-    """Most bytes of free-form metadata."""
-    format_index_bytes_max: Size = _FORMAT.index_bytes_max
-    """Longest weights index."""
-    format_small_file_bytes_max: Size = _FORMAT.small_file_bytes_max
-    """Longest file kept whole beside the tensors."""
-    format_small_files_bytes_max: Size = _FORMAT.small_files_bytes_max
-    """All of those together."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is the library's
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take values from the call alone: ``parse`` joins the sources, so that errors can name the one at fault."""
-        return (init_settings,)
-
-    @model_validator(mode="after")
-    def _check_together(self) -> Settings:
-        if not self.small_chunk_bytes <= self.chunk_bytes <= self.flight_bytes_max:
-            raise ValueError("small_chunk_bytes must not be above chunk_bytes, nor that above flight_bytes_max")
-        if len(set(self.listen)) < len(self.listen):
-            raise ValueError("listen has an address twice")
-        return self
-
-    def adapter_floor_bytes(self, budget_bytes: int) -> int:
-        """Return what bases must leave to adapters in an arena of this budget."""
-        return self.adapter_floor.of(budget_bytes)
-
-    def format_limits(self) -> FormatLimits:
-        """Return the limits of formats."""
-        return FormatLimits(**{field.name: getattr(self, f"format_{field.name}") for field in fields(FormatLimits)})
-
-
-# --- joining the sources -----------------------------------------------------
+from warmshelfd.settings import Settings
 
 _PREFIX = "WARMSHELF_"
 _LISTS = frozenset({"listen", "allow_source", "preload"})
 _KNOWN = frozenset(Settings.model_fields) - {"purge"}
+_ONLY_IN_FILE = frozenset({"source"})
 _NOT_OURS = frozenset({"config", "address", "daemon_uid", "failpoints"})
 """Variables that are read elsewhere: by ``parse``, by clients, by ``failpoints``."""
-_MAY_HOLD_SECRETS = frozenset({"registry"})
+_MAY_HOLD_SECRETS = frozenset({"registry", "source"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +120,7 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, _Given], li
     given, warnings = {}, []
     for variable in sorted(name for name, value in environ.items() if name.startswith(_PREFIX) and value.strip()):
         name = variable.removeprefix(_PREFIX).lower()
-        if name in _KNOWN and variable.isupper():
+        if name in _KNOWN - _ONLY_IN_FILE and variable.isupper():
             value = environ[variable]
             given[name] = _Given(re.split(r"[,\s]+", value.strip(", ")) if name in _LISTS else value, variable)
         elif name not in _NOT_OURS:

@@ -14,10 +14,12 @@ import pytest
 from pydantic import ValidationError
 
 from warmshelf.errors import InvalidConfig
-from warmshelfd.config import Settings, parse
+from warmshelfd.config import parse
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import Listen, Share
+from warmshelfd.settings import Settings
+from warmshelfd.sources.settings import SourceSettings, settings_for
 
 HOME = {"HOME": "/home/user"}
 
@@ -130,7 +132,9 @@ def test_every_setting_but_purge_can_be_given_in_the_environment_and_in_the_file
     special = {"listen": "h:1", "arena": "/x", "pin": "off", "registry": "sqlite:///x", "allow_source": "/x"}
     special |= {"http": "h:2", "log_format": "text"}
     sizes = {"chunk_bytes": "128KiB", "small_chunk_bytes": "64KiB", "flight_bytes_max": "1GiB", "adapter_floor": "3%"}
-    values = {name: (special | sizes).get(name, "77") for name in Settings.model_fields if name != "purge"}
+    values = {
+        name: (special | sizes).get(name, "77") for name in Settings.model_fields if name not in ("purge", "source")
+    }
     file.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()))
     by_file = told("--config", str(file))
     by_environment = told(**{f"WARMSHELF_{name.upper()}": value for name, value in values.items()})
@@ -327,3 +331,29 @@ def test_version_and_help_are_printed(option: str, text: str, capsys: pytest.Cap
 def test_reading_the_configuration_needs_no_torch_and_no_numpy() -> None:
     script = "import sys, warmshelfd.config; print(sorted({'torch', 'numpy', 'tensorizer'} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "[]\n"
+
+
+def test_what_is_said_of_remote_sources_stands_in_the_file_and_names_secrets_only(file: Path) -> None:
+    file.write_text(
+        '[[source]]\nprefix = "s3://models/loras"\nendpoint = "http://weed:8333"\naccess_key_id = "env:KEY"\n'
+    )
+    (source,) = told("--config", str(file)).source
+    assert (source.prefix, source.endpoint, source.access_key_id) == (
+        "s3://models/loras",
+        "http://weed:8333",
+        "env:KEY",
+    )
+    file.write_text('[[source]]\nprefix = "s3://models"\naccess_key_id = "AKIA-CANARY"\n')
+    with pytest.raises(InvalidConfig) as caught:
+        told("--config", str(file))
+    assert "CANARY" not in str(caught.value)
+    assert "env:NAME" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "is_below"),
+    [("s3://b", True), ("s3://b/", True), ("s3://b/loras", True), ("s3://b/lor", False), ("s3://b/loras/x/y", False)],
+)
+def test_a_prefix_counts_in_whole_parts(prefix: str, is_below: bool) -> None:
+    found = settings_for("s3://b/loras/x", [SourceSettings(prefix=prefix)])
+    assert (found is not None) == is_below
