@@ -6,8 +6,9 @@ Blocking: called in threads. Knows the encoding of warmshelf.digest, no catalog.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
 
 import blake3
 
@@ -18,38 +19,54 @@ from warmshelfd.domain.extents import TensorEntry
 from warmshelfd.formats.base import Check, Inspected
 from warmshelfd.sources.base import OpenSource
 
-_STEP_BYTES = 16 << 20
-"""Hash this much between two looks at ``cancelled``; 4 ms of one core."""
+_STEP_BYTES = 4 << 20
+"""Read and hash this much between two looks at ``cancelled``; a millisecond of one core."""
 
 _FILE_STEP_BYTES = 4 << 20
 
 Cancelled = Callable[[], bool]
 
+Part: TypeAlias = bytes | memoryview
 
-def content_digest(tensors: Sequence[TensorSpec], data: memoryview, config: bytes, cancelled: Cancelled) -> str:
+ReadRange: TypeAlias = Callable[[int, int], Part]
+"""Gives the bytes of a segment from one offset to another."""
+
+
+def content_digest(tensors: Sequence[TensorSpec], read: ReadRange, config: bytes, cancelled: Cancelled) -> str:
     """Return ``blake3:<hex>`` over every tensor of a segment and the config.
 
     Args:
-        tensors: where each tensor lies in ``data``.
-        data: the whole segment.
+        tensors: where each tensor lies in the segment.
+        read: gives a range of the segment.
         config: the artifact's config file, or b"".
         cancelled: asked every few milliseconds.
 
     Raises:
         LoadCancelled: it said yes.
     """
-    return "blake3:" + combine(_hashed(tensors, data, cancelled), config, blake3.blake3())
+    return "blake3:" + combine(_hashed(tensors, read, cancelled), config, blake3.blake3())
 
 
 def _hashed(
-    tensors: Sequence[TensorSpec], data: memoryview, cancelled: Cancelled
+    tensors: Sequence[TensorSpec], read: ReadRange, cancelled: Cancelled
 ) -> Iterator[tuple[str, str, tuple[int, ...], bytes]]:
     known: dict[tuple[int, int], bytes] = {}  # tied names share a range: hashed once
     for spec in tensors:
         place = (spec.offset_bytes, spec.size_bytes)
         if place not in known:
-            known[place] = _hash(data[spec.offset_bytes : spec.end_bytes], cancelled)
+            hasher = blake3.blake3()
+            for part in _parts(read, spec, cancelled):
+                hasher.update(part)
+            known[place] = hasher.digest()
         yield spec.name, spec.dtype, spec.shape, known[place]
+
+
+def _parts(read: ReadRange, spec: TensorSpec, cancelled: Cancelled) -> Iterator[Part]:
+    """Yield a tensor's bytes, some at a time."""
+    for start in range(spec.offset_bytes, spec.end_bytes, _STEP_BYTES):
+        if cancelled():
+            raise LoadCancelled("hashing was stopped")
+        yield read(start, min(start + _STEP_BYTES, spec.end_bytes))
 
 
 def source_digest(source: OpenSource, inspected: Inspected, config: bytes, cancelled: Cancelled) -> str:
@@ -70,15 +87,6 @@ def source_digest(source: OpenSource, inspected: Inspected, config: bytes, cance
     return "blake3:" + combine(hashed(), config, blake3.blake3())
 
 
-def _hash(view: memoryview, cancelled: Cancelled) -> bytes:
-    hasher = blake3.blake3()
-    for start in range(0, len(view), _STEP_BYTES):
-        if cancelled():
-            raise LoadCancelled("hashing was stopped")
-        hasher.update(view[start : start + _STEP_BYTES])
-    return hasher.digest()
-
-
 def file_digest(source: OpenSource, name: str, size: int, cancelled: Cancelled) -> str:
     """Return ``sha256:<hex>`` over one file of a source."""
     hasher = hashlib.sha256()
@@ -92,21 +100,21 @@ def file_digest(source: OpenSource, name: str, size: int, cancelled: Cancelled) 
     return "sha256:" + hasher.hexdigest()
 
 
-def by_crc32(check: Check, view: memoryview) -> None:
+def by_crc32(check: Check, parts: Iterable[Part]) -> None:
     """Compare the CRC32, at memory speed."""
-    check.check_crc32(view)
+    check.check_crc32(parts)
 
 
-def by_sha256(check: Check, view: memoryview) -> None:
+def by_sha256(check: Check, parts: Iterable[Part]) -> None:
     """Compare the SHA-256, several times slower than reading."""
-    check.check_sha256(view)
+    check.check_sha256(parts)
 
 
 def check_hashes(
     inspected: Inspected,
     tensors: Sequence[TensorSpec],
-    data: memoryview,
-    check: Callable[[Check, memoryview], None],
+    read: ReadRange,
+    check: Callable[[Check, Iterable[Part]], None],
     cancelled: Cancelled,
     threads: int,
 ) -> None:
@@ -121,10 +129,7 @@ def check_hashes(
     places = {spec.name: spec for spec in tensors}
 
     def check_one(pair: tuple[TensorEntry, Check]) -> None:
-        if cancelled():
-            raise LoadCancelled("hashing was stopped")
-        spec = places[pair[0].name]
-        check(pair[1], data[spec.offset_bytes : spec.end_bytes])
+        check(pair[1], _parts(read, places[pair[0].name], cancelled))
 
     pairs = zip(inspected.entries, inspected.checks, strict=False)  # a format without hashes has no checks
     with ThreadPoolExecutor(threads, "verify") as pool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from warmshelf.errors import DigestMismatch
+from warmshelf.errors import DigestMismatch, SegmentCorrupt
 from warmshelf.types import ArtifactState
 from warmshelfd.digesting import Cancelled, by_sha256, check_hashes, content_digest
 from warmshelfd.domain.catalog import Entry
@@ -42,14 +42,17 @@ class Hashing:
         def work(stopped: Cancelled) -> str:
             tensors = segment.layout.tensors
             if unverified is not None:
-                check_hashes(unverified, tensors, segment.view, by_sha256, stopped, threads=1)
-            return entry.digest or content_digest(tensors, segment.view, config, stopped)
+                check_hashes(unverified, tensors, segment.read, by_sha256, stopped, threads=1)
+            return entry.digest or content_digest(tensors, segment.read, config, stopped)
 
         try:
             digest = await run_stoppable(self._shelf.hash_threads, work)
         except DigestMismatch as error:
             if shelved.entries.get(entry.artifact_id) is entry and entry.state is ArtifactState.READY:
                 self._shelf.withdraw(entry, error)
+            return
+        except SegmentCorrupt as error:
+            self._shelf.withdraw_bytes(segment.segment_id, error)
             return
         shelved.unverified = None
         if shelved.entries.get(entry.artifact_id) is entry and not entry.digest:

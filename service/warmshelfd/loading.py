@@ -265,11 +265,11 @@ class Loader:
     def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:
         """Check the bytes that were read; return their digest, or "" if nobody needs it yet."""
         known, expected, inspected = job.known, job.known.spec.source.expected_digest, job.examined.inspected
-        check_hashes(inspected, writer.tensors, writer.data, by_crc32, cancelled, self._read_threads)
+        check_hashes(inspected, writer.tensors, writer.read, by_crc32, cancelled, self._read_threads)
         digest = ""
         if must_hash:  # else the format's slow hashes are compared after READY, as is the digest
-            check_hashes(inspected, writer.tensors, writer.data, by_sha256, cancelled, self._read_threads)
-            digest = content_digest(writer.tensors, writer.data, config, cancelled)
+            check_hashes(inspected, writer.tensors, writer.read, by_sha256, cancelled, self._read_threads)
+            digest = content_digest(writer.tensors, writer.read, config, cancelled)
         if expected.startswith("sha256:"):
             _expect_file(job, cancelled)
         elif expected:

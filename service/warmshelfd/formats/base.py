@@ -54,14 +54,14 @@ class FormatLimits:
 class Check(Protocol):
     """What a file says of one tensor's bytes, against which they are checked once they have been read."""
 
-    def check_crc32(self, view: memoryview) -> None:
+    def check_crc32(self, parts: Iterable[bytes | memoryview]) -> None:
         """Compare the CRC32, which costs little beside reading.
 
         Raises:
             DigestMismatch: it differs; names the tensor and both values.
         """
 
-    def check_sha256(self, view: memoryview) -> None:
+    def check_sha256(self, parts: Iterable[bytes | memoryview]) -> None:
         """Compare the SHA-256, which takes several times as long as reading.
 
         Raises:

@@ -70,6 +70,25 @@ class MappedFile:
             raise ValueError("the file is not mapped")
         return self._map
 
+    def read(self, start: int, end: int) -> bytes:
+        """Return a range of the file. Works while it is open, mapped or not.
+
+        Raises:
+            SegmentCorrupt: the file ends before the range does: somebody has cut it.
+        """
+        parts, at = [], start
+        while at < end:
+            part = os.pread(self._fd, end - at, at)
+            if not part:
+                raise SegmentCorrupt(
+                    f"the file of a segment ends at byte {at}, byte {end - 1} is to be read: somebody has cut it",
+                    size_bytes=at,
+                    expected_bytes=end,
+                )
+            parts.append(part)
+            at += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
     def check_sealed(self, name: str) -> None:
         """Check that the file is one that only a daemon of this user can have sealed.
 
