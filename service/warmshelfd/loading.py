@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from typing import TypeVar
 
 from warmshelf._wire import KIND_NUMBERS
@@ -141,8 +142,8 @@ class Loader:
     async def inspect(self, source: Source) -> Examined:
         """Inspect a source and say how much room it will take."""
 
-        def inspect(_: Cancelled) -> Examined:
-            examined = self._sources.inspect(source)
+        def inspect(cancelled: Cancelled) -> Examined:
+            examined = self._sources.inspect(source, cancelled)
             return dataclasses.replace(examined, size_bytes=outline_segment(self._arena, examined).size_bytes)
 
         return await self._run(ArtifactKind.UNKNOWN, inspect)
@@ -152,7 +153,7 @@ class Loader:
 
         def digest(cancelled: Cancelled) -> str:
             with self._sources.open(source) as opened:
-                inspected = (examined := self._sources.examine(opened)).inspected
+                inspected = (examined := self._sources.examine(opened, cancelled)).inspected
                 config = config_of(inspected.kind, read_small_files(opened, examined))
                 return source_digest(opened, inspected, config, cancelled)
 
@@ -178,7 +179,7 @@ class Loader:
         opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
         try:
             await self._run(ArtifactKind.UNKNOWN, lambda _: opened.append(self._sources.open(known.spec.source)))
-            examined = await self._run(ArtifactKind.UNKNOWN, lambda _: self._sources.examine(opened[0]))
+            examined = await self._run(ArtifactKind.UNKNOWN, partial(self._sources.examine, opened[0]))
             check_kind(known.spec, examined.inspected.kind)
             is_new = known.inspection is None or known.fingerprint != examined.fingerprint
             found = await complete(known, examined) if is_new else known

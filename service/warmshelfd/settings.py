@@ -170,6 +170,8 @@ class Settings(BaseSettings):
     """Adapters that load at once, never behind a base."""
     read_threads: Count = 4
     """Parallel reads of one base's load."""
+    inspection_bytes_max: Size = 128 << 20
+    """Bytes of headers and config that inspections have read at once; the oldest of them never waits."""
     reserve_bytes: Size = 512 << 20
     """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
     With the budget it must fit into the cgroup's limit."""

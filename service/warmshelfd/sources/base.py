@@ -10,6 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+from warmshelfd import stopping
+
+READ_STEP_BYTES = 8 << 20
+"""Read this much between two looks at whether anybody still wants it."""
+
 
 class OpenSource(ABC):
     """The files of one artifact, as they were when it was opened.
@@ -42,7 +47,10 @@ class OpenSource(ABC):
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return ``size`` bytes of a file; errors as ``read_into``."""
         buffer = bytearray(size)
-        self.read_into(name, offset, memoryview(buffer))
+        with memoryview(buffer) as view:
+            for start in range(0, size, READ_STEP_BYTES) or (0,):  # also an empty read says whether the file is there
+                stopping.check()
+                self.read_into(name, offset + start, view[start : start + READ_STEP_BYTES])
         return bytes(buffer)
 
     @abstractmethod
