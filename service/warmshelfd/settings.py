@@ -31,6 +31,9 @@ CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
 """Smaller chunks cost more calls than they save memory; larger ones are slower, and from
 3.9 MiB on a chunk with its head is above the 4 MiB that gRPC clients take by default."""
 
+GRPC_NUMBER_MAX = (1 << 31) - 1
+"""Largest number that an option of gRPC takes; of times, that is milliseconds."""
+
 _FORMAT = FormatLimits()
 
 
@@ -135,9 +138,9 @@ class Settings(BaseSettings):
     """Most changes kept for watchers that were away; who was away for longer begins anew."""
     streams_max: Count = 1024
     """Most reads that stream at once; each may have a small chunk under way."""
-    message_bytes_max: Size = 1 << 20
+    message_bytes_max: Annotated[Size, Field(le=GRPC_NUMBER_MAX)] = 1 << 20
     """Longest request; the longest that makes sense names some hundred features."""
-    call_metadata_bytes_max: Size = 16 << 10
+    call_metadata_bytes_max: Annotated[Size, Field(le=GRPC_NUMBER_MAX)] = 16 << 10
     """Most bytes in a call's metadata, which our clients do not use."""
 
     # --- limits: chunks and time --------------------------------------------
@@ -154,9 +157,9 @@ class Settings(BaseSettings):
     """How often the sources of followed artifacts are looked at; every node does, each file costs a stat."""
     drain_seconds: Seconds = 20.0
     """What calls under way get after SIGTERM; below the 30 s that Kubernetes waits."""
-    keepalive_seconds: Seconds = 10.0
+    keepalive_seconds: Annotated[Seconds, Field(le=GRPC_NUMBER_MAX // 1000)] = 10.0
     """How often a silent TCP peer is asked whether it is there; gRPC's own 2 h keep dead workers' leases."""
-    keepalive_timeout_seconds: Seconds = 5.0
+    keepalive_timeout_seconds: Annotated[Seconds, Field(le=GRPC_NUMBER_MAX // 1000)] = 5.0
     """How long that peer may take to answer before its connection ends."""
 
     stuck_seconds: Seconds = 10.0

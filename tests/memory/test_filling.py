@@ -292,7 +292,7 @@ def test_a_file_system_without_room_for_one_more_file_is_arena_full(mount: Mount
     (path / "foreign").touch()
     plan = mib_files(1).plan()
     reservation = arena.reserve(2 * MIB)
-    with pytest.raises(ArenaFull, match="No space left on device"):
+    with pytest.raises(ArenaFull, match="no inode left for one more file"):
         arena.create(reservation, plan, b"", 0, arena.new_segment_id())
     reservation.release()
 
