@@ -138,6 +138,13 @@ class DeadlineExceeded(_CallerError):
     retryable = True
 
 
+class OutOfMemory(_CallerError):
+    """The calling process cannot have the memory that the bytes take. Raised by the client alone."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
 class FormatTooNew(_CallerError):
     """The segment was written in a newer format than this side reads."""
 

@@ -304,7 +304,8 @@ def _must_hash(job: _Job) -> bool:
     changed = bool(known.fingerprint) and known.fingerprint != job.examined.fingerprint
     if changed and not known.digest and not known.follow and not expected:
         raise SourceChanged(
-            f"the source of {known.artifact_id!r} changed since it was registered, and its digest was not known yet",
+            f"the source of {known.artifact_id!r} is not as it was when it was registered, and it was never loaded, so "
+            "nothing tells whether its bytes are the same; replace it, or register it with its digest, to accept them",
             artifact_id=known.artifact_id,
         )
     return changed or bool(expected) or job.kind is ArtifactKind.ADAPTER

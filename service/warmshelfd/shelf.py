@@ -145,6 +145,22 @@ class Shelf:
             check_digest(spec.source.expected_digest)
         return dataclasses.replace(spec, source=self._sources.canonical(spec.source))
 
+    async def end_wishes(self, artifact_id: str, spec: ArtifactSpec, *, keep_resident: bool, follow: bool) -> None:
+        """Stop keeping or following an artifact of this spec; nothing happens if there is none.
+
+        Raises:
+            InvalidSpec, RegistryUnavailable: as ``register``.
+        """
+        spec = self._checked(spec)
+        async with self._turn(artifact_id):
+            entry = self.catalog.find(artifact_id)
+            if entry is not None and not spec_conflict(entry.spec, spec):
+                entry.keep_resident &= not keep_resident
+                entry.follow &= not follow
+                self.catalog.changed(entry)
+                self.residency.notify()
+                await self._save(entry)
+
     async def _register_new(self, artifact_id: str, spec: ArtifactSpec, options: RegisterOptions) -> Entry:
         self.catalog.check_room()
         registration = Registration(
