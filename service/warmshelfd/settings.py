@@ -118,7 +118,7 @@ class Settings(BaseSettings):
     preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
     """IDs to make resident at start, in this order. Default: none."""
     http: Annotated[Address, AfterValidator(_check_http)] | None = None
-    """`HOST:PORT` of `/metrics` and of the probes `/startupz`, `/readyz` and `/livez`. Off by default."""
+    """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
     """How the log's lines look: `json`, `text`, or `auto`: text on a terminal, else JSON. Default: `auto`."""
     purge: bool = False

@@ -6,11 +6,9 @@ are in ``leasing``. Knows no gRPC.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
 from warmshelf.digest import check_digest
@@ -39,6 +37,7 @@ from warmshelfd.metrics import Metrics
 from warmshelfd.records import forgotten, merged, remember, to_artifact, to_entry, to_registration
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.residency import Residency, Waiters
+from warmshelfd.turns import NamedTurns
 
 _log = logging.getLogger(__name__)
 
@@ -81,8 +80,7 @@ class Shelf:
         self._registry = registry
         self._sources = sources
         self._loader = loader
-        # Event loop only: who registers an ID now, and how many wait to.
-        self._registering: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._registering = NamedTurns()  # one registration of an ID at a time
         # Event loop only: IDs whose last change may not have reached the registry.
         self._unsaved: set[str] = set()
 
@@ -128,7 +126,7 @@ class Shelf:
         if self.draining:
             raise Draining("the daemon is stopping")
         spec = self._checked(spec)
-        async with self._turn(artifact_id):
+        async with self._registering.turn(artifact_id):
             entry = self.catalog.find(artifact_id)
             if entry is None:
                 entry = await self._register_new(artifact_id, spec, options)
@@ -152,7 +150,7 @@ class Shelf:
             InvalidSpec, RegistryUnavailable: as ``register``.
         """
         spec = self._checked(spec)
-        async with self._turn(artifact_id):
+        async with self._registering.turn(artifact_id):
             entry = self.catalog.find(artifact_id)
             if entry is not None and not spec_conflict(entry.spec, spec):
                 entry.keep_resident &= not keep_resident
@@ -282,21 +280,6 @@ class Shelf:
             await self.residency.let_go(old)
         self.matching.base_came(entry)
 
-    @asynccontextmanager
-    async def _turn(self, artifact_id: str) -> AsyncIterator[None]:
-        """One registration of an ID at a time; the table holds only IDs in use."""
-        lock, count = self._registering.get(artifact_id, (asyncio.Lock(), 0))
-        self._registering[artifact_id] = (lock, count + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            count = self._registering[artifact_id][1] - 1
-            if count:
-                self._registering[artifact_id] = (lock, count)
-            else:
-                del self._registering[artifact_id]
-
     # --- look ---------------------------------------------------------------
 
     def get(self, artifact_id: str) -> Artifact:
@@ -394,7 +377,7 @@ class Shelf:
         Raises:
             SourceChanged: other bytes, and the artifact does not follow its source.
         """
-        async with self._turn(entry.artifact_id):
+        async with self._registering.turn(entry.artifact_id):
             examined = await self._look(entry.spec, must_exist=False)
             known = to_registration(entry)
             changed = examined is not None and bool(known.fingerprint) and examined.fingerprint != known.fingerprint

@@ -79,3 +79,26 @@ class Turns:
             place = min(self._waiting, key=lambda place: place[0]())  # the first of the smallest
             self._waiting.remove(place)
             place[1].set_result(None)
+
+
+class NamedTurns:
+    """For each name, one at a time has its turn, in the order in which they came."""
+
+    def __init__(self) -> None:
+        # By name: whose turn it is, and how many have it or wait for it. Only names in use are there.
+        self._names: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def turn(self, name: str) -> AsyncIterator[None]:
+        """Wait for one's turn, and have it for as long as the context lasts."""
+        lock, count = self._names.get(name, (asyncio.Lock(), 0))
+        self._names[name] = (lock, count + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            count = self._names[name][1] - 1
+            if count:
+                self._names[name] = (lock, count)
+            else:
+                del self._names[name]
