@@ -28,7 +28,8 @@ def main() -> None:
     oracle = Oracle(target.run, target.typed)
     known = [path.read_bytes() for path in Path(corpus).iterdir()]
     oracle.measure(sorted(known, key=len)[-MEASURED_COUNT_MAX:])
-    atheris.Setup([sys.argv[0], corpus, *options], oracle)
+    mutator = {"custom_mutator": target.mutator} if target.mutator else {}
+    atheris.Setup([sys.argv[0], corpus, *options], oracle, **mutator)
     atheris.Fuzz()
 
 

@@ -33,6 +33,7 @@ class Target:
     seeds: Callable[[], Sequence[bytes]]
     typed: tuple[type[BaseException], ...] = (WarmshelfError,)
     seeds_are_good: bool = True  # none of them is refused
+    mutator: Callable[[bytes, int, int], bytes] | None = None  # gets the most bytes there may be, and a seed
 
 
 class TookTooMuch(AssertionError):  # noqa: N818 - it names what happened

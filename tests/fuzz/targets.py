@@ -17,6 +17,7 @@ from functools import cache
 import crc32c
 import safetensors
 
+from fuzz.mutators import of_json, of_safetensors
 from fuzz.oracle import Target
 from kit.adapters import adapter_files, pair
 from kit.models import filled, safetensors_bytes
@@ -289,15 +290,15 @@ def with_error(call: Callable[..., object], *arguments: object) -> None:
 
 
 TARGETS: Mapping[str, Target] = {
-    "safetensors": Target(safetensors_file, safetensors_seeds),
+    "safetensors": Target(safetensors_file, safetensors_seeds, mutator=of_safetensors),
     "tensorizer": Target(tensorizer_file, tensorizer_seeds),
-    "adapter-config": Target(adapter_config, adapter_config_seeds),
-    "adapter-weights": Target(adapter_weights, adapter_weights_seeds),
-    "weights-index": Target(weights_index, weights_index_seeds),
+    "adapter-config": Target(adapter_config, adapter_config_seeds, mutator=of_json),
+    "adapter-weights": Target(adapter_weights, adapter_weights_seeds, mutator=of_safetensors),
+    "weights-index": Target(weights_index, weights_index_seeds, mutator=of_json),
     "source-uri": Target(source_uri, source_uri_seeds, seeds_are_good=False),
     "segment-header": Target(segment_header, segment_header_seeds),
     "segment-tables": Target(segment_tables, segment_tables_seeds),
-    "registry-record": Target(registry_record, registry_record_seeds, (BadRecord, InvalidSpec)),
+    "registry-record": Target(registry_record, registry_record_seeds, (BadRecord, InvalidSpec), mutator=of_json),
     "chunk-frame": Target(chunk_frame, chunk_frame_seeds),
 }
 """Every target here by its name."""
