@@ -259,7 +259,8 @@ class Loader:
             job.source.read_into(names[file_index], offset, view)
 
         small = read_small_files(job.source, job.examined)
-        writer.fill(read, threads=self._read_threads, cancelled=cancelled, progress=load.advance)
+        threads = min(self._read_threads, job.source.parallel_reads_max or self._read_threads)
+        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance)
         return small
 
     def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:

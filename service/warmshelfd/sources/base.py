@@ -21,6 +21,9 @@ class OpenSource(ABC):
     uri: str
     """Where the files are, in canonical form and without secrets."""
 
+    parallel_reads_max: int | None = None
+    """How many reads at once are worth it, if the source knows."""
+
     @abstractmethod
     def files(self) -> Mapping[str, int]:
         """Return the size in bytes of every file, by its name relative to the source.
