@@ -15,6 +15,7 @@ from warmshelf.client import Shelf, connect
 from warmshelf.errors import WarmshelfError
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.lease import Lease
+from warmshelf.shard import LLAMA_RULES, Rule, Shard
 from warmshelf.types import (
     AdapterInspection,
     Artifact,
@@ -36,6 +37,7 @@ from warmshelf.types import (
 from warmshelf.watch import Watch
 
 __all__ = [
+    "LLAMA_RULES",
     "AdapterInspection",
     "Artifact",
     "ArtifactKind",
@@ -53,7 +55,9 @@ __all__ = [
     "LeaseInfo",
     "LoadPhase",
     "Progress",
+    "Rule",
     "SegmentSpec",
+    "Shard",
     "Shelf",
     "Source",
     "TensorSpec",

@@ -206,6 +206,11 @@ class Connection:
             request_serializer=transfer_pb2.ReadSegmentRequest.SerializeToString,
             response_deserializer=None,
         )
+        self.read_tensors: Any = self._channel.unary_stream(
+            "/warmshelf.v1.TransferService/ReadTensors",
+            request_serializer=transfer_pb2.ReadTensorsRequest.SerializeToString,
+            response_deserializer=None,
+        )
 
     def unary(self, method: Any, request: Any, deadline: Deadline) -> Any:
         """Return the method's answer, trying again while the daemon cannot be reached."""

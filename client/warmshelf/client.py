@@ -24,8 +24,10 @@ from warmshelf._channel import Address, Connection, Deadline, default_address, p
 from warmshelf.digest import check_digest
 from warmshelf.errors import Internal, InvalidRequest, InvalidSpec, LeaseLost, SessionLost
 from warmshelf.export import check_target, write_directory
-from warmshelf.lease import Lease, grant
-from warmshelf.session import Link
+from warmshelf.layout import TensorSpec
+from warmshelf.lease import Lease, arrive, grant
+from warmshelf.session import Link, Session
+from warmshelf.shard import EVERYTHING, Shard
 from warmshelf.types import (
     Artifact,
     ArtifactKind,
@@ -249,6 +251,7 @@ class Shelf:
         expected_digest: str | None = None,
         rank_max: int = 0,
         features: Sequence[str] | None = None,
+        shard: Shard | None = None,
     ) -> Lease:
         """Lease an artifact, loading it if need be, and return it with its bytes at hand.
 
@@ -259,6 +262,8 @@ class Shelf:
             expected_digest: refuse any other content.
             rank_max: for adapters, the largest rank that the worker takes; 0: any.
             features: for adapters, what the worker honours beyond plain LoRA; None: anything.
+            shard: only this rank's slice of each tensor: views of a mapped segment, and slices made by
+                the daemon where it is streamed; None: every tensor whole.
         """
         request = lease_pb2.AcquireLeaseRequest(
             artifact_id=check_id(artifact_id),
@@ -270,12 +275,36 @@ class Shelf:
         deadline = self._deadline(timeout)
         for _ in range(ACQUIRE_COUNT_MAX - 1):
             try:
-                return self._acquire(request, deadline)
+                return self._acquire(request, shard, deadline)
             except (SessionLost, LeaseLost):
                 continue
-        return self._acquire(request, deadline)
+        return self._acquire(request, shard, deadline)
 
-    def _acquire(self, request: lease_pb2.AcquireLeaseRequest, deadline: Deadline) -> Lease:
+    def stream_tensors(
+        self, artifact_id: str, *, shard: Shard | None = None, timeout: float | None = None
+    ) -> Iterator[tuple[TensorSpec, memoryview]]:
+        """Lease an artifact and yield its tensors layer by layer, each as soon as its bytes are here and checked.
+
+        So a worker works on the first layers while the others are still on their way. The lease ends
+        with the iterator; bytes that were yielded stay valid. What breaks is raised where it breaks: unlike
+        ``acquire``, this does not start over.
+
+        Args:
+            artifact_id: which.
+            shard: only this rank's slice of each tensor; None: every tensor whole.
+            timeout: seconds for all of it, also a load.
+        """
+        request = lease_pb2.AcquireLeaseRequest(artifact_id=check_id(artifact_id))
+        deadline = self._deadline(timeout)
+        link, session, answer = self._lease(request, deadline)
+        yield from arrive(link, session, answer, self._arena, shard or EVERYTHING, deadline)
+
+    def _acquire(self, request: lease_pb2.AcquireLeaseRequest, shard: Shard | None, deadline: Deadline) -> Lease:
+        return grant(*self._lease(request, deadline), self._arena, shard, deadline)
+
+    def _lease(
+        self, request: lease_pb2.AcquireLeaseRequest, deadline: Deadline
+    ) -> tuple[Link, Session, lease_pb2.AcquireLeaseResponse]:
         link = self._current()
         session = link.session(deadline)
         request.session_id, request.lease_id = session.session_id, secrets.token_hex(16)
@@ -288,7 +317,7 @@ class Shelf:
             # The lease may have been granted and only the answer lost.
             link.release_later(request.session_id, request.lease_id)
             raise
-        return grant(link, session, answer, self._arena, deadline)
+        return link, session, answer
 
     # --- the rest ---
 

@@ -29,8 +29,10 @@ from warmshelf.client import CALL_TIMEOUT_SECONDS, LOAD_TIMEOUT_SECONDS, Shelf, 
 from warmshelf.digest import check_digest
 from warmshelf.errors import InvalidRequest
 from warmshelf.image import SegmentImage
-from warmshelf.layout import Layout, SegmentSpec
+from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.lease import Lease
+from warmshelf.shard import EVERYTHING, Shard, layer_of
+from warmshelf.sharding import ShardImage
 from warmshelf.testing._content import CONFIG_NAMES, PAGE_BYTES, Content, Tensor, check_tensors, read_content
 from warmshelf.testing._daemon import FakeClaim, FakeDaemon
 from warmshelf.testing._rules import Options, Wanted
@@ -161,6 +163,7 @@ class FakeShelf(Shelf):
         expected_digest: str | None = None,
         rank_max: int = 0,
         features: Sequence[str] | None = None,
+        shard: Shard | None = None,
     ) -> Lease:
         """Lease an artifact, loading it if need be."""
         wanted = Wanted(
@@ -170,7 +173,15 @@ class FakeShelf(Shelf):
             features=None if features is None else tuple(features),
         )
         claim = self._open().acquire(check_id(artifact_id), self._holder_name, wanted, self._deadline(timeout))
-        return _lease(claim)
+        return _lease(claim, shard)
+
+    def stream_tensors(
+        self, artifact_id: str, *, shard: Shard | None = None, timeout: float | None = None
+    ) -> Iterator[tuple[TensorSpec, memoryview]]:
+        """Yield an artifact's tensors layer by layer."""
+        with self.acquire(artifact_id, timeout=timeout, shard=shard or EVERYTHING) as lease:
+            for spec in sorted(lease.specs.values(), key=layer_of):
+                yield spec, lease[spec.name]
 
     def close(self) -> None:
         """End all leases. Views, arrays and tensors stay valid."""
@@ -197,9 +208,14 @@ class FakeShelf(Shelf):
         yield Progress(LoadPhase.SEAL, artifact.size_bytes, artifact.size_bytes, artifact)
 
 
-def _lease(claim: FakeClaim) -> Lease:
+def _lease(claim: FakeClaim, shard: Shard | None) -> Lease:
     """Return the lease of a claim, on bytes of its own, as if mapped anew."""
     data = bytearray(claim.segment.data)
     image = SegmentImage(data, len(data))
     segment = SegmentSpec(0, image.header.segment_id, len(data), image.header.content_size_bytes)
-    return Lease(claim, claim.artifact, Layout(claim.info.generation, (segment,), ()), image)
+    return Lease(
+        claim,
+        claim.artifact,
+        Layout(claim.info.generation, (segment,), ()),
+        ShardImage(image, shard) if shard else image,
+    )
