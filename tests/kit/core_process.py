@@ -28,8 +28,8 @@ from warmshelfd.leasing import AcquireOptions
 from warmshelfd.memory.arena import Arena
 from warmshelfd.observing import Observing
 from warmshelfd.records import to_registration
+from warmshelfd.registering import RegisterOptions
 from warmshelfd.registry.base import Registration
-from warmshelfd.shelf import RegisterOptions
 
 QUIET_SECONDS = 20.0
 """What is under way by itself ends within this, or hangs."""
