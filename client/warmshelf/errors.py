@@ -18,7 +18,6 @@ from warmshelf._error import WarmshelfError as WarmshelfError
 
 DOMAIN = "warmshelf.v1"
 """The ``domain`` of every ``google.rpc.ErrorInfo`` sent by the daemon."""
-
 _NUMBER_SUFFIXES = ("_bytes", "_count", "_seconds", "_max", "_index", "_number")
 
 
