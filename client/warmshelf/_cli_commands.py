@@ -131,7 +131,7 @@ def register_many(
     address: Address = None,
     output: Output = None,
 ) -> None:
-    """Make many artifacts known: a line is {"id": ..., "source": ..., "base": ...}; also digest, revision, follow, keep."""
+    """Make many artifacts known: a line has id, source, and base, digest, revision, follow, keep."""
     try:
         found = _cli_push.read_lines(file)
     except ValueError as error:

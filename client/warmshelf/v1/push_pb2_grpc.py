@@ -87,7 +87,7 @@ class PushServiceServicer(object):
         """Takes chunks of a push's files, each file's in rising order without gaps;
         the first chunk of a file in this stream lies where BeginPush said that
         the file ends. A push is written by one stream: a later one takes over
-        from an earlier one, which ends as ABORTED STREAM_STALLED.
+        from an earlier one, which ends as CANCELLED CANCELLED.
 
         Errors: NOT_FOUND PUSH_NOT_FOUND: begin anew; INVALID_ARGUMENT
         INVALID_REQUEST; OUT_OF_RANGE OFFSET_OUT_OF_RANGE; DATA_LOSS CHUNK_CORRUPT
@@ -102,8 +102,8 @@ class PushServiceServicer(object):
     def FinishPush(self, request, context):
         """Makes the files durable, compares their SHA-256, inspects them, and
         registers the artifact. If the ID was pushed before with equal content,
-        that is a success and no second copy is kept. On every error that is no
-        "retry" the push is dropped.
+        that is a success and no second copy is kept. On every error but
+        INVALID_REQUEST and those to retry the push is dropped.
 
         Errors: NOT_FOUND PUSH_NOT_FOUND: begin anew; INVALID_ARGUMENT
         INVALID_REQUEST: files are not complete, or no SHA-256 of each;
