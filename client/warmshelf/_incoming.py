@@ -29,6 +29,7 @@ LOAD_TIMEOUT_SECONDS = 3600.0
 BATCH_COUNT_MAX, BATCH_BYTES_MAX = 1000, 512 << 10
 """Most registrations of one request, and most bytes of them; a daemon takes messages of 1 MiB."""
 
+_Outcomes = list[Registered]
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -83,7 +84,7 @@ class Incoming(ABC):
 
     def register_many(
         self, artifacts: Iterable[NewArtifact], *, replace: bool = False, defer: bool = False
-    ) -> list[Registered]:
+    ) -> _Outcomes:
         """Make many artifacts known; return how each went, in their order. One that is refused stops no other.
 
         Args:

@@ -89,9 +89,11 @@ def _memory(owner: Any, address: int, size: int) -> memoryview:
 
 def _of_numpy(name: str, array: Any, numpy: Any) -> TensorBytes:
     text = array.dtype.str.lstrip("<|")
-    row = _BY_NUMPY.get("bool" if text == "b1" else text) or _BY_TORCH.get(array.dtype.name)
-    if row is None or row.bits != 8 * array.dtype.itemsize:
-        raise _unknown_dtype(name, array.dtype.str if array.dtype.str.startswith(">") else str(array.dtype))
+    row = _BY_NUMPY.get("bool" if text == "b1" else text) or _BY_TORCH.get(
+        array.dtype.name
+    )  # ml_dtypes' have its names
+    if row is None or not array.dtype.isnative or row.bits != 8 * array.dtype.itemsize:
+        raise _unknown_dtype(name, str(array.dtype))
 
     def view() -> memoryview:
         return memoryview(numpy.ascontiguousarray(array).reshape(-1).view("u1"))

@@ -160,7 +160,7 @@ class Registering:
                 self._catalog.apply(artifact_id, Event.REMOVED)
             raise
         failpoints.hit("register.recorded")
-        self._matching.base_came(entry)
+        self._base_came(entry)
         return entry
 
     async def _inspect(self, spec: ArtifactSpec) -> Examined:
@@ -266,7 +266,12 @@ class Registering:
             await self._residency.let_go(old)
         if old_source.uri != found.spec.source.uri:
             await self.source_left(old_source)
-        self._matching.base_came(entry)
+        self._base_came(entry)
+
+    def _base_came(self, entry: Entry) -> None:
+        """Have adapters compared with a new base; one whose inspection is deferred is not looked at for their sake."""
+        if entry.inspection is not None:
+            self._matching.base_came(entry)
 
     @asynccontextmanager
     async def _turn(self, artifact_id: str) -> AsyncIterator[None]:

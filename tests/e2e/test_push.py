@@ -124,14 +124,14 @@ def test_removing_and_registering_elsewhere_free_the_spool(shared: Daemon, model
             shelf.push("b", tensors=filled(3))
 
 
-def test_what_was_pushed_is_reached_by_its_id_alone(shared: Daemon) -> None:
-    with shared.connect() as shelf:
+def test_what_was_pushed_is_reached_by_its_id_alone(running: Daemon) -> None:
+    with running.connect() as shelf:
         uri = shelf.push("a", tensors=filled(1)).spec.source.uri
         for artifact_id in ("a", "b"):
             with pytest.raises(errors.SourceNotAllowed):
                 shelf.register(artifact_id, uri)
         with pytest.raises(errors.SourceNotAllowed):
-            shelf.register("c", spool_of(shared) / "kept")
+            shelf.register("c", spool_of(running) / "kept")
         assert [artifact.artifact_id for artifact in shelf.list()] == ["a"]
 
 

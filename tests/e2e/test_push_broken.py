@@ -16,7 +16,7 @@ import warmshelf
 from kit.models import filled, safetensors_bytes
 from kit.plain import dies, refused
 from kit.processes import Daemon, Worker, eventually, read_all
-from kit.pushes import PlainPush, cutting_proxy, kept, spooled_bytes, unfinished
+from kit.pushes import PUSH_STEPS, PlainPush, cutting_proxy, kept, spooled_bytes, unfinished
 from warmshelf import errors
 
 pytestmark = pytest.mark.e2e
@@ -24,10 +24,9 @@ pytestmark = pytest.mark.e2e
 MIB = 1 << 20
 TENSORS = {name: filled(i, size=4 * MIB)["w"] for i, name in enumerate("abc", 1)}
 WHOLE = {name: data for name, (_, _, data) in TENSORS.items()}
-STEPS = ("push.chunk=9*kill", "push.proven=kill", "push.kept=kill", "register.recorded=kill")
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", PUSH_STEPS)
 def test_a_daemon_killed_midway_is_waited_for_and_goes_on_where_it_was(daemon: Daemon, step: str) -> None:
     """B53: the next daemon has what the last one wrote; nothing is sent twice but for the last chunks."""
     daemon.start(failpoints=step)

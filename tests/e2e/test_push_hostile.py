@@ -33,7 +33,21 @@ def push(shared: Daemon) -> Iterator[PlainPush]:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "a\0b", "a\nb", "x" * 256, "ü" * 128, "a\u202eb", "a/../b"],
+    [
+        "../x",
+        "/etc/passwd",
+        "a/b",
+        "..",
+        ".",
+        "",
+        ".hidden",
+        "a\0b",
+        "a\nb",
+        "x" * 256,
+        "ü" * 128,
+        "a\u202eb",
+        "a/../b",
+    ],
 )
 def test_a_name_that_is_no_files_name_is_refused(shared: Daemon, push: PlainPush, name: str) -> None:
     """T: path tricks; names of files are made of one part and stay in their directory."""

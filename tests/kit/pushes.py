@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,9 @@ from kit.processes import Daemon
 from warmshelf.v1 import push_pb2, push_pb2_grpc
 
 CHUNK = 512 << 10
+
+PUSH_STEPS = ("push.chunk=9*kill", "push.proven=kill", "push.kept=kill", "register.recorded=kill")
+"""Where a daemon is killed in a push of 12 MiB."""
 
 
 class PlainPush:
@@ -94,7 +98,7 @@ class CuttingProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(*self._target)
         cut = self.cuts_left > 0
-        with _ended_alike():
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
             await asyncio.gather(self._carry(reader, back, cut=cut, counts=True), self._carry(there, writer))
         for end in (writer, back):
             end.transport.abort()
@@ -113,14 +117,6 @@ class CuttingProxy:
 
 
 @contextmanager
-def _ended_alike() -> Iterator[None]:
-    try:
-        yield
-    except (ConnectionError, asyncio.CancelledError):
-        pass
-
-
-@contextmanager
 def cutting_proxy(target: str, cut_after_bytes: int, cut_count: int) -> Iterator[CuttingProxy]:
     """Run the proxy in a thread of its own."""
     proxy = CuttingProxy(target, cut_after_bytes, cut_count)
@@ -132,7 +128,7 @@ def cutting_proxy(target: str, cut_after_bytes: int, cut_count: int) -> Iterator
         stop = asyncio.Event()
         stopped.append(stop)
         server = await asyncio.start_server(proxy._serve, "127.0.0.1", 0)
-        proxy.address = "127.0.0.1:%d" % server.sockets[0].getsockname()[1]
+        proxy.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         started.set()
         await stop.wait()
         server.close()
