@@ -30,7 +30,9 @@ from warmshelf.types import (
     Inspection,
     LeaseInfo,
     LoadPhase,
+    NewArtifact,
     Progress,
+    Registered,
     Source,
 )
 from warmshelf.watch import Watch
@@ -52,7 +54,9 @@ __all__ = [
     "Lease",
     "LeaseInfo",
     "LoadPhase",
+    "NewArtifact",
     "Progress",
+    "Registered",
     "SegmentSpec",
     "Shelf",
     "Source",
