@@ -29,6 +29,7 @@ from benchmarks import (
     many_tensors,
     mapped,
     reload,
+    request_payload,
     restart,
     stream,
     tensorizer_file,
@@ -49,6 +50,7 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "health": health.run,
     "experts": many_tensors.run,
     "trace": trace.run,
+    "payload": request_payload.run,
 }
 
 PEERS = ("grpcio", "peft", "runai-model-streamer", "safetensors", "tensorizer", "torch")

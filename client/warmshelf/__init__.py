@@ -31,7 +31,9 @@ from warmshelf.types import (
     Inspection,
     LeaseInfo,
     LoadPhase,
+    NewArtifact,
     Progress,
+    Registered,
     Source,
 )
 from warmshelf.watch import Watch
@@ -54,7 +56,9 @@ __all__ = [
     "Lease",
     "LeaseInfo",
     "LoadPhase",
+    "NewArtifact",
     "Progress",
+    "Registered",
     "Rule",
     "SegmentSpec",
     "Shard",

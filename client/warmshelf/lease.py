@@ -23,7 +23,7 @@ from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.mapping import CannotMap, map_segment
 from warmshelf.session import RELEASE_SECONDS, Link, Session
 from warmshelf.shard import Shard, layer_of
-from warmshelf.sharding import ShardImage, ShardStream
+from warmshelf.sharding import ShardStream, shard_image
 from warmshelf.transfer import read_segment
 from warmshelf.types import Artifact, ArtifactKind, LeaseInfo
 from warmshelf.v1 import lease_pb2, transfer_pb2
@@ -232,7 +232,7 @@ def arrive(
     try:
         image: Image
         try:
-            image = ShardImage(_map(link, answer, segment, arena), shard)
+            image = shard_image(_map(link, answer, segment, arena), shard)
             specs: Iterable[TensorSpec] = sorted(image.specs.values(), key=layer_of)
         except CannotMap as error:
             request = _request(session, answer, segment, error.fallback_reason)
@@ -256,8 +256,9 @@ def _bring(
 ) -> tuple[Image, str]:
     """Return the segment or the rank's slices, and why they were streamed."""
     try:
-        mapped = _map(link, answer, segment, arena)
-        return (ShardImage(mapped, shard) if shard else mapped), ""
+        if shard:
+            return shard_image(_map(link, answer, segment, arena), shard), ""
+        return _map(link, answer, segment, arena), ""
     except CannotMap as error:
         request = _request(session, answer, segment, error.fallback_reason)
     with _told_as_lost(session):

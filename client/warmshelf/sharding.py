@@ -6,11 +6,12 @@ Both look the same to a lease. Knows no daemon but through ``transfer``.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 
 from warmshelf._channel import Connection, Deadline
+from warmshelf.errors import InvalidRequest
 from warmshelf.image import SegmentImage
 from warmshelf.layout import SegmentSpec, TensorSpec
 from warmshelf.segment import HEADER_BYTES, parse_header
@@ -32,11 +33,10 @@ from warmshelf.v1 import transfer_pb2
 class ShardImage:
     """A rank's slices inside a whole segment. Nothing is copied but what ``tensor`` must pack."""
 
-    def __init__(self, image: SegmentImage, shard: Shard) -> None:
-        tensors = image.layout.tensors
+    def __init__(self, image: SegmentImage, pieces: Iterable[Piece]) -> None:
         self.view = image.view
         self._image = image
-        self._pieces = {piece.spec.name: piece for piece in pieces_of(tensors, slices_of(tensors, shard))}
+        self._pieces = {piece.spec.name: piece for piece in pieces}
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -60,6 +60,16 @@ class ShardImage:
             return self.view[piece.first_bytes : piece.first_bytes + piece.size_bytes]
         runs = (self.view[start:stop] for start, stop in runs_of(piece, 0, piece.size_bytes))
         return memoryview(bytearray().join(runs))
+
+
+def shard_image(image: SegmentImage, shard: Shard) -> ShardImage:
+    """Return a rank's slices of a segment; InvalidRequest if they cannot be cut."""
+    tensors = image.layout.tensors
+    try:
+        return ShardImage(image, pieces_of(tensors, slices_of(tensors, shard)))
+    except InvalidRequest:
+        del image  # or whoever keeps the error would keep the mapping
+        raise
 
 
 class PackedImage:

@@ -11,12 +11,20 @@ from collections.abc import Mapping
 from warmshelfd.settings import Settings
 from warmshelfd.sources.base import SourceOpener
 from warmshelfd.sources.file import FileOpener
+from warmshelfd.sources.spool import SpoolOpener
+from warmshelfd.spool.base import Spool
+from warmshelfd.spool.directory import DirectorySpool
 
 
 def openers(settings: Settings) -> Mapping[str, SourceOpener]:
     """Return the openers by scheme; each knows what it may open."""
     file_prefixes = [prefix for prefix in settings.allow_source if _scheme(prefix) == "file"]
-    return {"file": FileOpener(file_prefixes)}
+    return {"file": FileOpener(file_prefixes), "spool": SpoolOpener(DirectorySpool(settings.spool).kept_directory)}
+
+
+def open_spool(settings: Settings) -> Spool:
+    """Return the spool that the settings name; it is opened later. Further kinds of spool are chosen here."""
+    return DirectorySpool(settings.spool)
 
 
 def _scheme(prefix: str) -> str:

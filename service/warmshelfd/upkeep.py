@@ -19,7 +19,8 @@ from warmshelf.errors import InvalidConfig, SpecMismatch, WarmshelfError
 from warmshelf.types import ArtifactState
 from warmshelfd.domain.declaration import NOTHING, Declaration, Declared, parse_declaration
 from warmshelfd.leasing import Leasing
-from warmshelfd.shelf import RegisterOptions, Shelf
+from warmshelfd.registering import RegisterOptions
+from warmshelfd.shelf import Shelf
 from warmshelfd.turns import Priority
 
 if sys.version_info >= (3, 11):

@@ -106,9 +106,7 @@ def test_a_mapped_slice_is_no_copy_and_what_is_written_stays_with_its_lease(shar
             assert bytes(other[name]) == before
 
 
-def test_a_streamed_rank_moves_its_slices_and_little_else(
-    shared: Daemon, source: Path, tmp_path: Path
-) -> None:
+def test_a_streamed_rank_moves_its_slices_and_little_else(shared: Daemon, source: Path, tmp_path: Path) -> None:
     with warmshelf.connect(shared.tcp_address) as shelf:
         shelf.register("llama", source)
         with shelf.acquire("llama", shard=Shard(0, WORLD)) as lease:
@@ -205,7 +203,8 @@ def test_a_read_of_slices_resumes_at_any_byte(shared: Daemon, source: Path) -> N
         whole = b"".join(chunk.data for chunk in request_of(plain, lease_id, slices))  # type: ignore[attr-defined]
         for offset in (0, 1, 63, 64, 1 << 20, (1 << 20) + 1, len(whole) - 1, len(whole)):
             rest = b"".join(
-                chunk.data for chunk in request_of(plain, lease_id, slices, offset)  # type: ignore[attr-defined]
+                chunk.data
+                for chunk in request_of(plain, lease_id, slices, offset)  # type: ignore[attr-defined]
             )
             assert rest == whole[offset:]
         with refused(grpc.StatusCode.OUT_OF_RANGE, "OFFSET_OUT_OF_RANGE"):
@@ -214,7 +213,14 @@ def test_a_read_of_slices_resumes_at_any_byte(shared: Daemon, source: Path) -> N
 
 @pytest.mark.parametrize(
     "forged",
-    [[(10_000, -1, 0, 0)], [(-1, -1, 0, 0)], [(0, 7, 0, 1)], [(0, 0, 5, 2)], [(0, 0, 0, 2**62)], [(0, -1, 0, 0)] * 32_769],
+    [
+        [(10_000, -1, 0, 0)],
+        [(-1, -1, 0, 0)],
+        [(0, 7, 0, 1)],
+        [(0, 0, 5, 2)],
+        [(0, 0, 0, 2**62)],
+        [(0, -1, 0, 0)] * 32_769,
+    ],
 )
 def test_forged_slices_are_refused_and_move_nothing(
     shared: Daemon, source: Path, forged: list[tuple[int, int, int, int]]
