@@ -12,6 +12,7 @@ import typer
 
 from warmshelf import _cli_bench
 from warmshelf import _cli_render as render
+from warmshelf._cli_push_store import push_to_store
 from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.client import Shelf, connect
 from warmshelf.errors import DaemonUnreachable, InvalidRequest, WarmshelfError
@@ -110,6 +111,24 @@ def register(
         artifact = shelf.register(
             artifact_id, source, base=base, digest=digest, revision=revision, replace=replace, follow=follow, keep=keep
         )
+        _print_artifact(artifact, _output(context, output))
+
+
+@app.command()
+def push(
+    context: typer.Context,
+    artifact_id: Id,
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Its files are written.")],
+    store: Annotated[str, typer.Option(metavar="URL", help="Where to: redis://HOST:PORT/DB, or with a name.")],
+    base: Annotated[str, typer.Option(metavar="BASE_ID", help="The base of an adapter.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what the ID means now.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Never evict it to make room.")] = False,
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Write local files to a store, and register them from there."""
+    with _daemon(context, address) as shelf:
+        artifact = push_to_store(shelf, artifact_id, directory, store, base=base, replace=replace, keep=keep)
         _print_artifact(artifact, _output(context, output))
 
 

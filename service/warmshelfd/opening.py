@@ -7,16 +7,31 @@ installed is left out; asking for it is an error that names the extra.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
+from warmshelf.redis_uri import SCHEMES
+from warmshelfd.formats.tensorizer_pieces import tensor_pieces
 from warmshelfd.settings import Settings
 from warmshelfd.sources.base import SourceOpener
 from warmshelfd.sources.file import FileOpener
+from warmshelfd.sources.redis import RedisOpener
 
 
 def openers(settings: Settings) -> Mapping[str, SourceOpener]:
     """Return the openers by scheme; each knows what it may open."""
-    file_prefixes = [prefix for prefix in settings.allow_source if _scheme(prefix) == "file"]
-    return {"file": FileOpener(file_prefixes)}
+    return {
+        "file": FileOpener(_of_scheme(settings, "file")),
+        **{scheme: _redis(settings, scheme) for scheme in SCHEMES},
+    }
+
+
+def _redis(settings: Settings, scheme: str) -> RedisOpener:
+    find_pieces = partial(tensor_pieces, limits=settings.format_limits())
+    return RedisOpener(scheme, _of_scheme(settings, scheme), settings.source, find_pieces)
+
+
+def _of_scheme(settings: Settings, scheme: str) -> list[str]:
+    return [prefix for prefix in settings.allow_source if _scheme(prefix) == scheme]
 
 
 def _scheme(prefix: str) -> str:
