@@ -151,7 +151,7 @@ def _decoded(name: str) -> str:
         _refuse("a percent sign in a Redis URI begins the code of a character other than a slash")
     try:
         return unquote_to_bytes(name).decode()
-    except UnicodeDecodeError:
+    except ValueError:
         _refuse("the name in a Redis URI is UTF-8")
 
 
@@ -160,7 +160,7 @@ def _check_name(name: str) -> str:
         _refuse("the name in a Redis URI has no empty part, no '.' and no '..'")
     try:
         size = len(name.encode())
-    except UnicodeEncodeError:
+    except ValueError:
         _refuse("the name in a Redis URI is UTF-8")
     if _CONTROL.search(name) or size > NAME_BYTES_MAX:
         _refuse(f"the name in a Redis URI has at most {NAME_BYTES_MAX} bytes and no control character")

@@ -86,7 +86,7 @@ def _seen_layout(uri: RedisUri, pool: RedisPool) -> str:
 
 def _types(wire: RedisWire, keys: Sequence[bytes]) -> list[bytes]:
     wire.send([b"TYPE", key] for key in keys)
-    found = [wire.reply(0) for _ in keys]
+    found = [wire.answer() for _ in keys]
     if not all(isinstance(one, bytes) for one in found):
         raise RedisAwayError("answered something else than was asked")
     return [one for one in found if isinstance(one, bytes)]

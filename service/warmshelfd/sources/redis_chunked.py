@@ -158,7 +158,7 @@ class ChunkedSource(StoredSource):
 
 def _read_manifest(wire: RedisWire, name: str) -> list[bytes | None]:
     wire.send([[b"HMGET", manifest_key(name), *FIELDS]])
-    return wire.replies(len(FIELDS), TABLE_BYTES_MAX + len(FIELDS) * FIELD_BYTES_MAX)
+    return wire.values(len(FIELDS), TABLE_BYTES_MAX + len(FIELDS) * FIELD_BYTES_MAX)
 
 
 def _digest(values: Sequence[bytes | None]) -> str:

@@ -175,7 +175,7 @@ class RedisPool:
         wire.send(commands)
         for command in commands:
             try:
-                answer = wire.reply(0)
+                answer = wire.answer()
             except RedisRefusedError as error:
                 if error.code != "ERR":
                     raise

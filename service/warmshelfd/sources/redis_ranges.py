@@ -79,7 +79,7 @@ def read_sizes(wire: RedisWire, keys: Sequence[bytes]) -> list[int]:
         some = keys[first : first + AHEAD_COUNT]
         wire.send([b"STRLEN", key] for key in some)
         for _ in some:
-            size = wire.reply(0)
+            size = wire.answer()
             if not isinstance(size, int):
                 raise RedisAwayError("answered something else than was asked")
             sizes.append(size)

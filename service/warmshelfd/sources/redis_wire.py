@@ -25,8 +25,9 @@ _END = b"\r\n"
 _NUMBER = re.compile(rb"-1|0|[1-9][0-9]{0,18}")
 _CODE = re.compile(rb"[A-Z][A-Z0-9]{0,31}")
 
+_OTHER = "answered something else than was asked"
+
 Command = Sequence[bytes]
-Reply = bytes | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,37 +95,28 @@ class RedisWire:
         except OSError as error:
             raise _away(error) from None
 
-    def reply(self, size_max: int) -> Reply:
-        """Read a status, a number, or a value of at most so many bytes; None: there is no value."""
+    def answer(self) -> bytes | int:
+        """Read a status or a number."""
         kind, text = self._head()
         if kind == b"+":
             return text
         if kind == b":":
             return _number(text)
-        size = self._size(kind, text, size_max)
-        if size is None:
-            return None
-        value = bytearray(size)
-        self._fill(memoryview(value))
-        self._end_value()
-        return bytes(value)
+        raise RedisAwayError(_OTHER)
 
-    def replies(self, count: int, size_max: int) -> list[bytes | None]:
-        """Read an array of so many values, together of at most so many bytes."""
-        kind, text = self._head()
-        if kind != b"*" or text != b"%d" % count:
-            raise RedisAwayError("answered something else than was asked")
+    def values(self, count: int, size_max: int) -> list[bytes | None]:
+        """Read an array of so many values, together of at most so many bytes; None: there is no such value."""
+        if self._head() != (b"*", b"%d" % count):
+            raise RedisAwayError(_OTHER)
         values: list[bytes | None] = []
         for _ in range(count):
-            value = self.reply(size_max)
-            if isinstance(value, int):
-                raise RedisAwayError("answered something else than was asked")
+            value = self._value(size_max)
             size_max -= len(value or b"")
             values.append(value)
         return values
 
     def value_into(self, view: memoryview) -> int:
-        """Read a value into the beginning of the view; return how long it is. None is as none."""
+        """Read a value into the beginning of the view; return how long it is, 0 if there is none."""
         size = self._size(*self._head(), len(view))
         if size is None:
             return 0
@@ -148,9 +140,18 @@ class RedisWire:
             raise RedisRefusedError(code[0].decode() if code else "ERR")
         return kind, text
 
+    def _value(self, size_max: int) -> bytes | None:
+        size = self._size(*self._head(), size_max)
+        if size is None:
+            return None
+        value = bytearray(size)
+        self._fill(memoryview(value))
+        self._end_value()
+        return bytes(value)
+
     def _size(self, kind: bytes, text: bytes, size_max: int) -> int | None:
         if kind != b"$":
-            raise RedisAwayError("answered something else than was asked")
+            raise RedisAwayError(_OTHER)
         size = _number(text)
         if size > size_max:
             raise RedisTooLongError(size, size_max)
