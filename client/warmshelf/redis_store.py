@@ -52,6 +52,9 @@ KEYS_COUNT = 512
 SOCKET_SECONDS = 30.0
 """How long the server may take for one batch."""
 
+RETRY_COUNT = 2
+"""How often a batch is sent again over a new connection: a chunk may be written twice."""
+
 Told = Callable[[int], None]
 
 
@@ -223,6 +226,8 @@ def _connected(uri: RedisUri, access: StoreAccess) -> Iterator[redis.Redis]:
     """Give a client; turn its errors into ours, without what a server said: that may repeat a password."""
     try:
         import redis  # noqa: PLC0415 - comes with an extra
+        from redis.backoff import ExponentialBackoff  # noqa: PLC0415
+        from redis.retry import Retry  # noqa: PLC0415
     except ModuleNotFoundError:
         raise InvalidRequest("writing to Redis needs redis-py: pip install 'warmshelf[redis]'") from None
     options: dict[str, Any] = {"ssl": True, "ssl_ca_certs": access.ca_file} if uri.is_tls else {}
@@ -234,6 +239,7 @@ def _connected(uri: RedisUri, access: StoreAccess) -> Iterator[redis.Redis]:
         password=access.password,
         socket_timeout=SOCKET_SECONDS,
         socket_connect_timeout=SOCKET_SECONDS,
+        retry=Retry(ExponentialBackoff(cap=1.0, base=0.1), RETRY_COUNT),
         **options,
     )
     try:

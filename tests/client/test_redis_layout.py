@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 
 import crc32c
@@ -74,11 +75,10 @@ def test_any_table_costs_no_more_memory_than_itself(table: bytes) -> None:
     fields |= {b"files": table, b"files_crc32c": b"%08x" % crc32c.crc32c(table), b"size_bytes": b"0"}
     tracemalloc.start()
     try:
-        decode_manifest("x", fields)
-    except errors.MalformedArtifact as error:
-        assert error.message.startswith("x: ")
-    finally:
+        with contextlib.suppress(errors.MalformedArtifact):
+            decode_manifest("x", fields)
         peak = tracemalloc.get_traced_memory()[1]
+    finally:
         tracemalloc.stop()
     assert peak < 2 * len(table) + (1 << 20)
 

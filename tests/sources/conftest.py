@@ -58,7 +58,7 @@ def server(_server: RedisServer) -> Iterator[RedisServer]:
         client.flushall()
 
 
-QUICK = Patience(silence_seconds=0.3, work_seconds=2.0, retry_seconds=0.5)
+QUICK = Patience(silence_seconds=0.2, work_seconds=1.0, retry_seconds=0.3)
 
 
 @pytest.fixture

@@ -100,9 +100,7 @@ def test_a_server_that_is_not_there_is_unavailable(redis_opener: Make) -> None:
         redis_opener(uri).open(uri)
 
 
-def test_a_broken_connection_is_made_anew(
-    server: RedisServer, directory: Path, redis_opener: Make
-) -> None:
+def test_a_broken_connection_is_made_anew(server: RedisServer, directory: Path, redis_opener: Make) -> None:
     uri = write_directory(server.uri("models"), "a", directory)
     with redis_opener(uri).open(uri) as source, server.client() as client:
         for connection in client.client_list(_type="normal"):
@@ -149,7 +147,7 @@ def test_a_login_at_a_server_that_wants_none_is_refused_in_words(
     server: RedisServer, redis_opener: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allowed = server.uri("models")
-    with pytest.raises(errors.WarmshelfError, match="login|credentials") as caught:
+    with pytest.raises(errors.WarmshelfError, match=r"login|credentials") as caught:
         redis_opener(allowed, settings=[settings(allowed, monkeypatch)]).open(server.uri("models/a"))
     assert caught.value.reason == "SOURCE_UNAVAILABLE"
 
@@ -187,9 +185,7 @@ def test_tls_is_spoken_and_the_server_must_prove_who_it_is(
 
 
 @pytest.mark.parametrize("place", ["models2/a", "model", "a", "models%2Fa"])
-def test_nothing_outside_the_allowed_prefixes_is_asked_for(
-    place: str, server: RedisServer, redis_opener: Make
-) -> None:
+def test_nothing_outside_the_allowed_prefixes_is_asked_for(place: str, server: RedisServer, redis_opener: Make) -> None:
     """Parts count whole; the text is the same whether or not something is there; no connection is made."""
     with server.client() as client:
         before = client.info("stats")["total_connections_received"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,9 @@ from tensorizer import TensorDeserializer, TensorSerializer, stream_io
 from kit.redis_server import RedisServer
 from warmshelf import errors
 from warmshelf.dtypes import DTYPES
+from warmshelf.redis_store import write_directory
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.detect import detect
-from warmshelfd.formats.tensorizer_pieces import tensor_pieces
 from warmshelfd.sources.base import OpenSource
 from warmshelfd.sources.redis import RedisOpener
 
@@ -97,6 +95,149 @@ def test_names_dtypes_shapes_and_bits_are_those_that_tensorizers_reader_finds(
 
 def _by_tensorizer(server: RedisServer, prefix: str) -> dict[str, torch.Tensor]:
     """Read with tensorizer itself, whose reader asks database 0 of a server without login."""
-    with stream_io.open_stream(f"redis://{server.host}:{server.port}/{prefix}") as stream:
-        with TensorDeserializer(stream, device="cpu", verify_hash=True) as tensors:
-            return {name: tensor.clone() for name, tensor in tensors.items()}
+    with (
+        stream_io.open_stream(f"redis://{server.host}:{server.port}/{prefix}") as stream,
+        TensorDeserializer(stream, device="cpu", verify_hash=True) as tensors,
+    ):
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+# --- what is not as it should be ----------------------------------------------
+
+
+def _data_key(client: redis.Redis, name: str) -> bytes:
+    """Return the key of a tensor's data, which is the one at the larger offset."""
+    keys = client.keys(f"models/gpt:{name}:*")
+    return max(keys, key=lambda key: int(key.rpartition(b":")[2]))
+
+
+def _header_key(client: redis.Redis, name: str) -> bytes:
+    keys = client.keys(f"models/gpt:{name}:*")
+    return min(keys, key=lambda key: int(key.rpartition(b":")[2]))
+
+
+def lose_data(client: redis.Redis) -> None:
+    client.delete(_data_key(client, "layer.weight"))
+
+
+def lose_header(client: redis.Redis) -> None:
+    client.delete(_header_key(client, "layer.weight"))
+
+
+def cut_data(client: redis.Redis) -> None:
+    key = _data_key(client, "layer.weight")
+    client.set(key, client.get(key)[:-4])
+
+
+def cut_front(client: redis.Redis) -> None:
+    client.set("models/gpt:header:0", client.get("models/gpt:header:0")[:-4])
+
+
+def retype_data(client: redis.Redis) -> None:
+    client.delete(key := _data_key(client, "layer.weight"))
+    client.lpush(key, b"x")
+
+
+def scribble_front(client: redis.Redis) -> None:
+    client.setrange("models/gpt:header:0", 0, b"\xff" * 100)
+
+
+def forge_count(client: redis.Redis) -> None:
+    client.setrange("models/gpt:header:0", 57, b"\xff" * 8)
+
+
+def forge_index_length(client: redis.Redis) -> None:
+    client.setrange("models/gpt:header:0", 65, b"\xff" * 7 + b"\x7f")
+
+
+def flush(client: redis.Redis) -> None:
+    client.flushall()
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lose_data, errors.SourceTruncated),
+        (lose_header, errors.SourceTruncated),
+        (cut_data, errors.SourceTruncated),
+        (cut_front, errors.SourceTruncated),
+        (retype_data, errors.MalformedArtifact),
+        (scribble_front, errors.MalformedArtifact),
+        (forge_count, errors.MalformedArtifact),
+        (forge_index_length, errors.MalformedArtifact),
+        (flush, errors.SourceNotFound),
+    ],
+)
+def test_damage_is_told_when_the_source_is_opened(
+    damage: Callable[[redis.Redis], None],
+    expected: type[errors.WarmshelfError],
+    store: Callable[..., Path],
+    opened: Callable[[str], OpenSource],
+    server: RedisServer,
+) -> None:
+    """S16, B19: tensorizer's own reader loads several of these without a word."""
+    store(STATES["plain"](), "models/gpt")
+    with server.client() as client:
+        damage(client)
+    with pytest.raises(expected):
+        opened("models/gpt")
+
+
+def test_what_happens_to_an_open_model_is_told_when_it_is_read(
+    store: Callable[..., Path], opened: Callable[[str], OpenSource], server: RedisServer
+) -> None:
+    path = store(STATES["plain"](), "models/gpt")
+    size = path.stat().st_size
+    with opened("models/gpt") as source, server.client() as client:
+        before = source.fingerprint(["model.tensors"])
+        key = _data_key(client, "layer.weight")
+        data = client.get(key)
+        client.set(key, data[:-4])
+        assert source.fingerprint(["model.tensors"]) != before
+        with pytest.raises(errors.SourceChangedDuringLoad):
+            source.read("model.tensors", 0, size)
+        client.set(key, data)
+        assert source.fingerprint(["model.tensors"]) == before
+        assert source.read("model.tensors", 0, size) == path.read_bytes()
+        client.flushall()
+        with pytest.raises(errors.SourceNotFound):
+            source.read("model.tensors", 0, size)
+
+
+def test_half_of_another_model_over_the_first_is_refused(
+    store: Callable[..., Path], opened: Callable[[str], OpenSource]
+) -> None:
+    """Written without ``force``, tensorizer keeps old tensors below a new front: here their hashes tell."""
+    store({"w": torch.zeros(64)}, "models/gpt")
+    store({"w": torch.ones(64)}, "models/gpt")
+    with opened("models/gpt") as source:
+        assert dict(source.files())  # equal in shape: only the bytes are old, and the hashes beside them
+        found = detect(source, FormatLimits())
+        entry = found.entries[0]
+        data = source.read("model.tensors", entry.offset_bytes, entry.size_bytes)
+        assert data == bytes(256)
+        for check in found.checks:
+            check.check_sha256(memoryview(data))
+    store({"w": torch.ones(65)}, "models/gpt")
+    with pytest.raises(errors.WarmshelfError) as caught, opened("models/gpt") as source:
+        detect(source, FormatLimits())
+    assert caught.value.reason in ("SOURCE_TRUNCATED", "MALFORMED_ARTIFACT")
+
+
+def test_our_layout_counts_where_both_lie_under_one_name(
+    store: Callable[..., Path],
+    redis_opener: Callable[..., RedisOpener],
+    server: RedisServer,
+    tmp_path: Path,
+) -> None:
+    store({"w": torch.zeros(64)}, "models/gpt")
+    (tmp_path / "config.json").write_text("{}")
+    uri = write_directory(server.uri("models"), "gpt", tmp_path / "config.json")
+    opener = redis_opener(server.uri("models"))
+    for asked, names in (
+        (uri, ["config.json"]),
+        (f"{uri}?layout=warmshelf", ["config.json"]),
+        (f"{uri}?layout=tensorizer", ["model.tensors"]),
+    ):
+        with opener.open(asked) as source:
+            assert list(source.files()) == names

@@ -36,16 +36,16 @@ class Patience:
 
     Attributes:
         connect_seconds: to accept a connection.
-        silence_seconds: between two pieces of a reply.
+        silence_seconds: between two pieces of a reply; above any pause of a healthy server.
         work_seconds: for everything that one piece of work asks, however steadily it drips.
         retry_seconds: what trying again may take, first attempt included, before it is given up.
         attempts: how often it is tried at most.
     """
 
-    connect_seconds: float = 5.0
-    silence_seconds: float = 5.0
+    connect_seconds: float = 3.0
+    silence_seconds: float = 3.0
     work_seconds: float = 60.0
-    retry_seconds: float = 8.0
+    retry_seconds: float = 5.0
     attempts: int = 4
 
 
