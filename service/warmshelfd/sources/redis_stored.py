@@ -72,6 +72,8 @@ class StoredSource(OpenSource):
 
     def _read(self, wants: Sequence[Want]) -> None:
         """Fill what is wanted, or say what has become of it."""
+        if not wants:
+            return
         try:
             self._pool.run(lambda wire: read_wants(wire, wants))
         except ShortValueError as error:
