@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from warmshelf import errors
 from warmshelf.redis_uri import parse_prefix, parse_redis_uri, parse_store
+from warmshelfd.sources.settings import check_prefix
 
 
 @pytest.mark.parametrize(
@@ -89,3 +90,11 @@ def test_names_go_below_a_store() -> None:
     for store, name in (("redis://h", "a"), ("redis://h/0/x?layout=tensorizer", "a"), ("redis://h/0", "../a")):
         with pytest.raises(errors.InvalidSpec):
             parse_store(store).below(name)
+
+
+@pytest.mark.parametrize("prefix", ["redis://h/models", "redis://h/0//a", "rediss://h:0/0", "redis://me:SECRET2@h/0"])
+def test_a_prefix_that_is_none_is_refused_when_the_configuration_is_read(prefix: str) -> None:
+    with pytest.raises(ValueError, match=r"Redis|prefix") as caught:
+        check_prefix(prefix)
+    assert "SECRET2" not in str(caught.value)
+    assert [check_prefix(good) for good in ("redis://h", "redis://h/0", "rediss://h:7/0/a")]
