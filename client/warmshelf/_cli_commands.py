@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Optional
 
 import typer
 
 from warmshelf import _cli_bench, _cli_push
 from warmshelf import _cli_render as render
+from warmshelf._cli_push_store import push_to_store
 from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.client import Shelf, connect
 from warmshelf.errors import DaemonUnreachable, InvalidRequest, WarmshelfError
@@ -147,15 +149,19 @@ def push(
     context: typer.Context,
     artifact_id: Id,
     directory: Annotated[str, typer.Argument(metavar="DIR", help="A directory of this host, or a file of weights.")],
+    store: Annotated[
+        str, typer.Option(metavar="URL", help="Write to a store, redis://HOST:PORT/DB, instead of to the daemon.")
+    ] = "",
     base: Annotated[str, typer.Option(metavar="BASE_ID", help="The base of an adapter.")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Replace what the ID means now.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Never evict it to make room.")] = False,
     address: Address = None,
     output: Output = None,
 ) -> None:
-    """Send local files to the daemon, which keeps them; afterwards the ID is enough."""
+    """Send local files to the daemon, which keeps them, or to a store; afterwards the ID is enough."""
     with _daemon(context, address) as shelf:
-        artifact = _cli_push.push(shelf, artifact_id, directory, base=base, replace=replace, keep=keep)
+        send: Callable[..., Artifact] = partial(push_to_store, store_url=store) if store else _cli_push.push
+        artifact = send(shelf, artifact_id, directory, base=base, replace=replace, keep=keep)
         _print_artifact(artifact, _output(context, output))
 
 

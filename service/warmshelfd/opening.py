@@ -7,10 +7,14 @@ installed is left out; asking for it is an error that names the extra.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
+from warmshelf.redis_uri import SCHEMES
+from warmshelfd.formats.tensorizer_pieces import tensor_pieces
 from warmshelfd.settings import Settings
 from warmshelfd.sources.base import SourceOpener
 from warmshelfd.sources.file import FileOpener
+from warmshelfd.sources.redis import RedisOpener
 from warmshelfd.sources.spool import SpoolOpener
 from warmshelfd.spool.base import Spool
 from warmshelfd.spool.directory import DirectorySpool
@@ -18,13 +22,25 @@ from warmshelfd.spool.directory import DirectorySpool
 
 def openers(settings: Settings) -> Mapping[str, SourceOpener]:
     """Return the openers by scheme; each knows what it may open."""
-    file_prefixes = [prefix for prefix in settings.allow_source if _scheme(prefix) == "file"]
-    return {"file": FileOpener(file_prefixes), "spool": SpoolOpener(DirectorySpool(settings.spool).kept_directory)}
+    return {
+        "file": FileOpener(_of_scheme(settings, "file")),
+        "spool": SpoolOpener(DirectorySpool(settings.spool).kept_directory),
+        **{scheme: _redis(settings, scheme) for scheme in SCHEMES},
+    }
 
 
 def open_spool(settings: Settings) -> Spool:
     """Return the spool that the settings name; it is opened later. Further kinds of spool are chosen here."""
     return DirectorySpool(settings.spool)
+
+
+def _redis(settings: Settings, scheme: str) -> RedisOpener:
+    find_pieces = partial(tensor_pieces, limits=settings.format_limits())
+    return RedisOpener(scheme, _of_scheme(settings, scheme), settings.source, find_pieces)
+
+
+def _of_scheme(settings: Settings, scheme: str) -> list[str]:
+    return [prefix for prefix in settings.allow_source if _scheme(prefix) == scheme]
 
 
 def _scheme(prefix: str) -> str:
