@@ -22,12 +22,13 @@ from warmshelfd.hashing import Hashing
 from warmshelfd.inspecting import Sources
 from warmshelfd.leasing import Leasing
 from warmshelfd.listening import Servers, Transport
-from warmshelfd.loading import Loader, LoadThreads, executor
+from warmshelfd.loading import Loader
 from warmshelfd.memory.arena import Arena
 from warmshelfd.metrics import Metrics
 from warmshelfd.observing import Observing
 from warmshelfd.opening import openers
 from warmshelfd.operating import Operating
+from warmshelfd.pools import LoadThreads, executor
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency
 from warmshelfd.running import log_failure

@@ -69,6 +69,10 @@ class Sources:
         """Return the source with its URI in the one spelling under which it is kept."""
         return dataclasses.replace(source, uri=self._opener(source.uri).canonical(source.uri))
 
+    def place(self, source: Source) -> str:
+        """Return what is waited for where the source is read, such as a server; "" for this node."""
+        return self._opener(source.uri).place(source.uri)
+
     def open(self, source: Source) -> OpenSource:
         """Open a source."""
         return self._opener(source.uri).open(source.uri, source.revision)
@@ -79,11 +83,6 @@ class Sources:
         sizes = opened.files()
         small = sum(sizes[name] + len(name.encode()) + 16 for name in prepared.inspected.small_files)
         return Examined(prepared, opened.fingerprint(prepared.inspected.all_names), small)
-
-    def inspect(self, source: Source) -> Examined:
-        """Open, examine and close a source."""
-        with self.open(source) as opened:
-            return self.examine(opened)
 
     def _opener(self, uri: str) -> SourceOpener:
         scheme = uri.partition("://")[0].lower() if "://" in uri else "file"

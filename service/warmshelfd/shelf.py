@@ -31,11 +31,12 @@ from warmshelfd.domain.leases import LeaseTable
 from warmshelfd.domain.state import Event
 from warmshelfd.flights import Flights
 from warmshelfd.inspecting import Examined, Sources, check_kind
-from warmshelfd.loading import Loader, executor
+from warmshelfd.loading import Loader
 from warmshelfd.matching import Matching
 from warmshelfd.memory.adoption import adopt
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import Metrics
+from warmshelfd.pools import executor
 from warmshelfd.records import forgotten, merged, remember, to_artifact, to_entry, to_registration
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.residency import Residency, Waiters

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import tenacity
 
 from warmshelf.errors import LoadCancelled, WarmshelfError
+from warmshelfd.sources.limits import RetryLimits
+
+__all__ = ["RetryLimits", "TryAgain", "check_stopped", "retried"]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RetryLimits:
-    """How often and for how long."""
-
-    attempts_max: int = 8
-    """Most tries; with waits that double they span some 10 s, in which a server restarts."""
-    total_seconds: float = 60.0
-    """No try begins later than this after the first: callers would rather know."""
-    wait_first_seconds: float = 0.1
-    """The first wait is at most this; each further one at most twice as long as the one before."""
-    wait_max_seconds: float = 10.0
-    """Longest wait. A server that asks for a longer one is not asked again."""
 
 
 class TryAgain(Exception):  # noqa: N818 - says what to do
