@@ -22,11 +22,11 @@ WANTED = {name: data for name, (_, _, data) in TENSORS.items()}
 SMALL = {"config.json": b'{"a": 1}', "tokenizer.json": b"{}", "merges.txt": b"a b"}
 
 LIMITS = """
-source_connect_seconds = 2
-source_answer_seconds = 1
+source_connect_seconds = 0.5
+source_answer_seconds = 0.5
 source_stall_seconds = 0.4
-source_bytes_per_second_min = "2MiB"
-source_retry_seconds = 4
+source_bytes_per_second_min = "8MiB"
+source_retry_seconds = 2
 source_attempts_max = 3
 """
 
@@ -75,6 +75,11 @@ def shelf(reader: Daemon) -> Iterator[warmshelf.Shelf]:
         yield shelf
 
 
+def one(web: Web) -> str:
+    """Serve one file and return its URL."""
+    return web.put("/m/one", {"model.safetensors": MODEL}) + "model.safetensors"
+
+
 def acquired(shelf: warmshelf.Shelf, artifact_id: str) -> dict[str, bytes]:
     with shelf.acquire(artifact_id, timeout=20) as lease:
         return read_all(lease)
@@ -91,6 +96,13 @@ def test_one_file_is_registered_loaded_evicted_and_loaded_again(web: Web, shelf:
     assert acquired(shelf, "a") == WANTED
     web.faults.append(faults.Silent("*"))  # what is resident needs no server
     assert acquired(shelf, "a") == WANTED
+
+
+def test_a_directory_needs_no_index_for_one_file(web: Web, shelf: warmshelf.Shelf) -> None:
+    shelf.register("a", web.put("/m/dir", {"model.safetensors": MODEL, "config.json": b"{}"}))
+    assert acquired(shelf, "a") == WANTED
+    with pytest.raises(errors.SourceNotFound, match="none of the files"):
+        shelf.register("b", f"{web.url}/m/nothing")
 
 
 def test_a_directory_is_read_through_its_index_with_its_config_and_tokenizer(web: Web, shelf: warmshelf.Shelf) -> None:
@@ -141,8 +153,6 @@ def test_nothing_is_told_apart_outside_the_allowed_prefixes(web: Web, shelf: war
 
 # --- faults -----------------------------------------------------------------
 
-AFTER = {"after": LOOKS}
-
 RECOVERED = [
     faults.Break(after=LOOKS, times=1),
     faults.Break(after=1, times=1),
@@ -160,7 +170,7 @@ def test_what_fails_for_the_moment_is_read_again_and_whole(
 ) -> None:
     """B29, S5 to S8."""
     fault.seen = 0
-    url = web.put("/m/one", {"model.safetensors": MODEL})
+    url = one(web)
     web.faults.append(fault)
     shelf.register("a", url)
     assert acquired(shelf, "a") == WANTED
@@ -168,12 +178,11 @@ def test_what_fails_for_the_moment_is_read_again_and_whole(
 
 
 def test_a_broken_connection_is_resumed_behind_what_had_come(web: Web, shelf: warmshelf.Shelf) -> None:
-    url = web.put("/m/one", {"model.safetensors": MODEL})
+    url = one(web)
     web.faults.append(faults.Break(after=LOOKS, times=1))
     shelf.register("a", url)
     assert acquired(shelf, "a") == WANTED
     ranges = [asked.range for asked in web.requests_for("model.safetensors")]
-    print(ranges)
     broken, resumed = ranges[LOOKS], ranges[LOOKS + 1]
     assert broken is not None
     assert resumed is not None
@@ -215,8 +224,8 @@ def test_what_fails_for_good_is_typed_and_leaves_nothing_behind(
     web: Web, shelf: warmshelf.Shelf, reader: Daemon, fault: faults.FaultOf, error: type[errors.WarmshelfError]
 ) -> None:
     """B29, S3 to S8, S11: bytes are right or there are none; the file as it should be then loads at once."""
-    url = web.put("/m/one", {"model.safetensors": MODEL})
-    other = web.put("/m/other", {"fine.tensors": b"", "model.safetensors": MODEL}) + "model.safetensors"
+    url = one(web)
+    other = web.put("/m/other", {"model.safetensors": MODEL}) + "model.safetensors"
     web.faults.append(lambda handler, asked: "/m/one/" in asked.path and fault(handler, asked))
     shelf.register("a", url)
     with pytest.raises(error) as failed:
@@ -228,7 +237,7 @@ def test_what_fails_for_good_is_typed_and_leaves_nothing_behind(
     shelf.register("other", other)
     assert acquired(shelf, "other") == WANTED
     web.faults.clear()
-    web.put("/m/one", {"model.safetensors": MODEL})
+    one(web)
     assert acquired(shelf, "a") == WANTED
 
 
@@ -236,7 +245,7 @@ UNSUITABLE: list[tuple[faults.FaultOf, type[errors.WarmshelfError], str]] = [
     (faults.IgnoreRange(), errors.InvalidSpec, "no ranges"),
     (faults.NoValidators(), errors.InvalidSpec, "neither ETag nor Last-Modified"),
     (faults.GzipAnyway(), errors.InvalidSpec, "encoded"),
-    (faults.Status(status=404), errors.SourceNotFound, "none of the files"),
+    (faults.Status(status=404), errors.SourceNotFound, "is not there"),
     (faults.Status(status=403), errors.SourceUnavailable, "403"),
     (faults.Truncate(), errors.SourceTruncated, "bytes"),
 ]
@@ -249,13 +258,13 @@ def test_a_server_that_will_not_do_is_refused_at_registration(
     fault.seen = 0
     web.faults.append(fault)
     with pytest.raises(error, match=text):
-        shelf.register("a", web.put("/m/one", {"model.safetensors": MODEL}))
+        shelf.register("a", one(web))
     assert shelf.list() == []
 
 
 def test_bytes_that_were_turned_over_are_refused_by_the_digest(web: Web, shelf: warmshelf.Shelf) -> None:
     """S9."""
-    url = web.put("/m/one", {"model.safetensors": MODEL})
+    url = one(web)
     shelf.register("a", url, digest=content_digest(TENSORS))
     web.faults.append(faults.Flip(after=2, times=99))
     with pytest.raises(errors.DigestMismatch):
@@ -266,7 +275,7 @@ def test_bytes_that_were_turned_over_are_refused_by_the_digest(web: Web, shelf: 
 
 def test_another_version_is_refused_until_it_is_asked_for(web: Web, shelf: warmshelf.Shelf) -> None:
     """B01, over HTTP."""
-    url = web.put("/m/one", {"model.safetensors": MODEL})
+    url = one(web)
     shelf.register("a", url)
     assert acquired(shelf, "a") == WANTED
     eventually(lambda: shelf.get("a").digest != "", "the digest is known")

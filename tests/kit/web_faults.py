@@ -18,7 +18,7 @@ class FaultOf:
     ``after`` requests are served well before it begins, and it ends after ``times``.
     """
 
-    name: str = "*.safetensors"
+    name: str = "model.safetensors"
     after: int = 0
     times: int = 1 << 30
     seen: int = field(default=0, init=False)

@@ -1,16 +1,17 @@
 """Tries again what failed for the moment: a bounded number of times, within a bounded time, with jitter.
 
-Knows no protocol. A wait ends at once when its source is stopped, which is why this
-stands on tenacity itself: what is built upon it sleeps to the end.
+Knows no protocol. A few lines of our own, since the libraries for it sleep to the end
+although the source was stopped, and keep the last failure in a ring of references, and
+with it the segment that was read into.
 """
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
-
-import tenacity
 
 from warmshelf.errors import LoadCancelled, WarmshelfError
 from warmshelfd.sources.limits import RetryLimits
@@ -39,22 +40,20 @@ def retried(function: Callable[[], T], limits: RetryLimits, stopped: threading.E
         LoadCancelled: ``stopped`` was set.
         WarmshelfError: the last TryAgain's own.
     """
-
-    def attempt() -> T:
+    end = time.monotonic() + limits.total_seconds
+    tries = 0
+    while True:
+        tries += 1
         check_stopped(stopped)
-        return function()
-
-    try:
-        return tenacity.Retrying(
-            retry=tenacity.retry_if_exception(lambda error: _worth_it(error, limits)),
-            wait=_wait(limits),
-            stop=tenacity.stop_after_attempt(limits.attempts_max) | tenacity.stop_before_delay(limits.total_seconds),
-            sleep=tenacity.sleep_using_event(stopped),
-            reraise=True,
-        )(attempt)
-    except TryAgain as failed:
-        check_stopped(stopped)
-        raise failed.error from failed.__cause__
+        try:
+            return function()
+        except TryAgain as failed:
+            wait = failed.after_seconds + _jitter(limits, tries)  # many nodes are told the same time
+            is_over = tries >= limits.attempts_max or time.monotonic() + wait > end
+            if is_over or failed.after_seconds > limits.wait_max_seconds:
+                check_stopped(stopped)
+                raise failed.error from failed.__cause__
+        stopped.wait(wait)
 
 
 def check_stopped(stopped: threading.Event) -> None:
@@ -63,16 +62,6 @@ def check_stopped(stopped: threading.Event) -> None:
         raise LoadCancelled("reading the source was stopped")
 
 
-def _worth_it(error: BaseException, limits: RetryLimits) -> bool:
-    return isinstance(error, TryAgain) and error.after_seconds <= limits.wait_max_seconds
-
-
-def _wait(limits: RetryLimits) -> Callable[[tenacity.RetryCallState], float]:
-    jittered = tenacity.wait_random_exponential(multiplier=limits.wait_first_seconds, max=limits.wait_max_seconds)
-
-    def wait(state: tenacity.RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome is not None else None
-        asked = error.after_seconds if isinstance(error, TryAgain) else 0.0
-        return asked + jittered(state)  # many nodes are told the same time
-
-    return wait
+def _jitter(limits: RetryLimits, tries: int) -> float:
+    """Return how long to wait after so many tries: anything up to a bound that doubles."""
+    return random.uniform(0, min(limits.wait_max_seconds, limits.wait_first_seconds * 2 ** (tries - 1)))  # noqa: S311
