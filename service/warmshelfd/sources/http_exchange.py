@@ -162,11 +162,11 @@ class Exchange:
 
     def _next(self, url: Url, target: Url, location: str) -> Url:
         """Return where a redirect leads, if that is allowed."""
+        if not location:
+            raise SourceUnavailable(f"{url} is redirected, and not said where to", uri=str(url))
         try:
             moved = parse_url(urllib.parse.urljoin(str(target), location), PORTS, query=True)
-        except ValueError:
-            moved = None
-        except InvalidSpec:
+        except (ValueError, InvalidSpec):
             moved = None
         is_worse = moved is not None and (target.scheme, moved.scheme) == ("https", "http")
         if moved is None or is_worse or not self._reach.prefixes.allow(str(moved)):
@@ -288,7 +288,9 @@ def _failure(url: Url, error: Exception, *, is_slow: bool) -> TryAgain | SourceU
     """Return what a failed connection is to its caller. Errors' own texts may hold URLs."""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"the server's certificate is not trusted: {error.verify_message}"
-        return SourceUnavailable(f"{url}: {why}", uri=str(url))
+        return SourceUnavailable(f"{url} cannot be read: {why}", uri=str(url))
+    if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return SourceUnavailable(f"{url} cannot be read: TLS says {error.reason}", uri=str(url))
     why = type(error).__name__
     if is_slow:
         why = "it takes too long"
