@@ -24,8 +24,8 @@ class Openers:
     def __init__(self, settings: Settings) -> None:
         self._openers = openers(settings)
 
-    def open(self, url: str) -> OpenSource:
-        return self._openers[url.partition("://")[0].lower()].open(url)
+    def open(self, url: str, revision: str = "") -> OpenSource:
+        return self._openers[url.partition("://")[0].lower()].open(url, revision)
 
 
 def opener_for(
@@ -39,3 +39,9 @@ def opener_for(
 def settings(prefix: str, **others: object) -> dict[str, object]:
     """Return settings of a prefix of a server of ours, whose address is not public."""
     return {"prefix": prefix, "allow_private": True, **others}
+
+
+def files_of(opener: Openers, url: str) -> dict[str, int]:
+    """Return the files of a source."""
+    with opener.open(url) as source:
+        return dict(source.files())

@@ -10,7 +10,7 @@ import pytest
 
 from kit import web_faults as faults
 from kit.web import Web, serving
-from kit.web_openers import opener_for, settings
+from kit.web_openers import files_of, opener_for, settings
 from warmshelf.errors import InvalidConfig, SourceNotAllowed, SourceUnavailable
 
 TOKEN = "canary-token-51c1"
@@ -122,9 +122,8 @@ def test_a_target_that_was_lent_for_a_time_is_asked_for_anew(near: Web, far: Web
 
 def test_a_chain_of_redirects_ends_after_five(near: Web) -> None:
     near.faults.append(faults.Redirect("*", to=lambda path: f"/n/{path.count('/')}{path}"))
-    with opener_for([near.url], [settings(near.url)]).open(f"{near.url}/m/w.tensors") as source:
-        with pytest.raises(SourceUnavailable, match="more than 5"):
-            source.files()
+    with pytest.raises(SourceUnavailable, match="more than 5"):
+        files_of(opener_for([near.url], [settings(near.url)]), f"{near.url}/m/w.tensors")
     assert len(near.asked) <= 7
 
 
@@ -148,9 +147,8 @@ def test_a_chain_of_redirects_ends_after_five(near: Web) -> None:
 def test_a_redirect_to_outside_is_refused_without_saying_where_to(near: Web, location: str) -> None:
     """S11: each hop is judged like a URL of its own."""
     near.faults.append(faults.Redirect("*", to=lambda path: location))
-    with opener_for([f"{near.url}/m"], [settings(near.url)]).open(f"{near.url}/m/w.tensors") as source:
-        with pytest.raises(SourceNotAllowed) as refused:
-            source.files()
+    with pytest.raises(SourceNotAllowed) as refused:
+        files_of(opener_for([f"{near.url}/m"], [settings(near.url)]), f"{near.url}/m/w.tensors")
     assert len(near.asked) == 1
     assert refused.value.message == f"{near.url}/m/w.tensors is redirected to outside the allowed prefixes"
 
@@ -173,7 +171,6 @@ def test_the_body_of_a_redirect_or_of_an_error_is_not_read_beyond_a_bound(near: 
             return True
 
     near.faults.append(EndlessBody("*"))
-    with opener_for([near.url], [settings(near.url)]).open(f"{near.url}/m/w.tensors") as source:
-        with pytest.raises(SourceUnavailable, match="403"):
-            source.files()
+    with pytest.raises(SourceUnavailable, match="403"):
+        files_of(opener_for([near.url], [settings(near.url)]), f"{near.url}/m/w.tensors")
     assert EndlessBody.sent < 16 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import socket
 import ssl
 import threading
@@ -69,8 +69,8 @@ def test_a_certificate_of_another_host_is_refused(authority: trustme.CA, ca_file
 
 
 def test_an_expired_certificate_is_refused(authority: trustme.CA, ca_file: str) -> None:
-    now = datetime.datetime.now(datetime.timezone.utc)
-    cert = authority.issue_cert("127.0.0.1", not_after=now - datetime.timedelta(days=1))
+    now = dt.datetime.now(dt.timezone.utc)
+    cert = authority.issue_cert("127.0.0.1", not_after=now - dt.timedelta(days=1))
     with one_file(context(cert)) as (web, url):
         with pytest.raises(SourceUnavailable, match="expired"):
             sizes(web, url, ca_file=ca_file)
@@ -136,5 +136,3 @@ def test_a_handshake_ends_when_the_source_is_stopped(ca_file: str) -> None:
             assert not thread.is_alive()
             waiting.close()
         assert [type(error).__name__ for error in failures] == ["LoadCancelled"]
-
-

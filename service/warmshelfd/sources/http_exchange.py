@@ -198,6 +198,8 @@ class Exchange:
             with self._reach.watch.limit(connection, limits.seconds_for(size)):
                 connection.request("GET", target.path + target.query, headers=headers)
                 response = connection.answer(limits.stall_seconds)
+                if connection.is_cut:  # the library takes a head that was cut off for one that ends
+                    raise ConnectionAbortedError
                 yield Answer(str(url), response.status, _by_name(response), response)
                 _drain(response)
         except (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError) as error:
@@ -292,7 +294,7 @@ def _failure(url: Url, error: Exception, *, is_slow: bool) -> TryAgain | SourceU
     if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
         return SourceUnavailable(f"{url} cannot be read: TLS says {error.reason}", uri=str(url))
     why = type(error).__name__
-    if is_slow:
+    if is_slow or isinstance(error, TimeoutError):
         why = "it takes too long"
     elif isinstance(error, OSError) and error.strerror:
         why = error.strerror
