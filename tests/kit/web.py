@@ -68,6 +68,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     web: Web
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name

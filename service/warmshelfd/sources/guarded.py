@@ -45,10 +45,13 @@ class _Guarded(HTTPConnection):
         super().connect()
         check_peer(self.sock, self.host, allow_private=self.allow_private)
 
-    def answer(self, stall_seconds: float) -> http.client.HTTPResponse:
+    def answer(self, limits: TimeLimits) -> http.client.HTTPResponse:
         """Return the standard library's answer, which reads into a buffer without a copy; urllib3's makes one."""
-        self.sock.settimeout(stall_seconds)
-        return http.client.HTTPConnection.getresponse(self)
+        sock = self.sock  # the library lets go of it where the server will close the connection
+        sock.settimeout(limits.answer_seconds)
+        response = http.client.HTTPConnection.getresponse(self)
+        sock.settimeout(limits.stall_seconds)
+        return response
 
     def cut(self) -> None:
         """End the connection under whoever uses it. For any thread; idempotent."""

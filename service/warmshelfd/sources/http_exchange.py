@@ -197,7 +197,7 @@ class Exchange:
         try:
             with self._reach.watch.limit(connection, limits.seconds_for(size)):
                 connection.request("GET", target.path + target.query, headers=headers)
-                response = connection.answer(limits.stall_seconds)
+                response = connection.answer(limits)
                 if connection.is_cut:  # the library takes a head that was cut off for one that ends
                     raise ConnectionAbortedError
                 yield Answer(str(url), response.status, _by_name(response), response)
