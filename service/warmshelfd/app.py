@@ -70,13 +70,7 @@ class Daemon:
             self.metrics,
         )
         registry = open_registry(settings.registry)
-        threads = LoadThreads(
-            bases=settings.load_threads,
-            adapters=settings.adapter_load_threads,
-            inspections=settings.adapter_load_threads,
-            reads=settings.read_threads,
-        )
-        loader = Loader(self._sources, residency, registry, threads)
+        loader = Loader(self._sources, residency, registry, _load_threads(settings))
         self._shelf = Shelf(
             catalog=catalog,
             leases=leases,
@@ -93,7 +87,11 @@ class Daemon:
         changes = Changes(first_sequence=time.time_ns() // 1000, change_count_max=settings.change_count_max)
         self._observing = Observing(self._shelf, changes)
         self._upkeep = Upkeep(
-            self._shelf, self._leasing, declare=settings.declare, follow_seconds=settings.follow_seconds
+            self._shelf,
+            self._leasing,
+            declare=settings.declare,
+            follow_seconds=settings.follow_seconds,
+            place=self._sources.place,
         )
         self._leasing.register_unknown = self._upkeep.register_unknown
         self._guard = Guard(self.metrics)
@@ -221,6 +219,15 @@ def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:
         __version__, pinning=arena.pinning, page_size_bytes=arena.page_size_bytes, budget_bytes=arena.budget_bytes
     )
     return metrics
+
+
+def _load_threads(settings: Settings) -> LoadThreads:
+    return LoadThreads(
+        bases=settings.load_threads,
+        adapters=settings.adapter_load_threads,
+        inspections=settings.adapter_load_threads,
+        reads=settings.read_threads,
+    )
 
 
 def _lease_table(settings: Settings) -> LeaseTable:

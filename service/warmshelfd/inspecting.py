@@ -70,8 +70,9 @@ class Sources:
         return dataclasses.replace(source, uri=self._opener(source.uri).canonical(source.uri))
 
     def place(self, source: Source) -> str:
-        """Return what is waited for where the source is read, such as a server; "" for this node."""
-        return self._opener(source.uri).place(source.uri)
+        """Return what is waited for where the source is read, such as a server; "" for this node or an unknown kind."""
+        opener = self._openers.get(_scheme(source.uri))
+        return opener.place(source.uri) if opener is not None else ""
 
     def open(self, source: Source) -> OpenSource:
         """Open a source."""
@@ -85,11 +86,15 @@ class Sources:
         return Examined(prepared, opened.fingerprint(prepared.inspected.all_names), small)
 
     def _opener(self, uri: str) -> SourceOpener:
-        scheme = uri.partition("://")[0].lower() if "://" in uri else "file"
+        scheme = _scheme(uri)
         opener = self._openers.get(scheme)
         if opener is None:
             raise InvalidSpec(f"no source for scheme {scheme!r}; there are {', '.join(self.schemes)}", scheme=scheme)
         return opener
+
+
+def _scheme(uri: str) -> str:
+    return uri.partition("://")[0].lower() if "://" in uri else "file"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,16 @@ class Pools:
 
     def of(self, kind: ArtifactKind, place: str) -> ThreadPoolExecutor:
         """Return the threads for loads of a kind; of none, for inspections."""
-        # Adapters have their own threads, so they never wait behind a base.
-        counts = {ArtifactKind.BASE: self._threads.bases, ArtifactKind.ADAPTER: self._threads.adapters}
         if (kind, place) not in self._pools:
-            count = counts.get(kind, self._threads.inspections)
-            self._pools[kind, place] = executor(count, f"load-{kind.value}")
+            self._pools[kind, place] = self._made(kind)
         return self._pools[kind, place]
+
+    def _made(self, kind: ArtifactKind) -> ThreadPoolExecutor:
+        if kind is ArtifactKind.BASE:
+            return executor(self._threads.bases, "load-base")
+        if kind is ArtifactKind.ADAPTER:  # these have their own threads, so they never wait behind a base
+            return executor(self._threads.adapters, "load-adapter")
+        return executor(self._threads.inspections, "inspect")
 
     def close(self) -> None:
         """Wait for the threads to end."""

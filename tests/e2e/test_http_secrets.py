@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -46,8 +47,6 @@ def web() -> Iterator[Web]:
 
 @pytest.fixture
 def untrusted() -> Iterator[Web]:
-    import ssl
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     with serving(context) as web:
@@ -128,7 +127,9 @@ def load_and_fail(web: Web, shelf: warmshelf.Shelf, shown: Shown, artifact_id: s
         with shelf.acquire(artifact_id, timeout=20):
             pass
     shelf.evict(artifact_id)
-    web.faults[:] = [faults.Redirect(name, to=lambda path: f"http://elsewhere.example{path}?X-Amz-Signature={SIGNATURE}")]
+    web.faults[:] = [
+        faults.Redirect(name, to=lambda path: f"http://elsewhere.example{path}?X-Amz-Signature={SIGNATURE}")
+    ]
     shown.failing(lambda: shelf.acquire(artifact_id, timeout=20))
     web.faults.clear()
 
