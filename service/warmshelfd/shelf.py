@@ -22,11 +22,12 @@ from warmshelfd.domain.leases import LeaseTable
 from warmshelfd.domain.state import Event
 from warmshelfd.flights import Flights
 from warmshelfd.inspecting import Sources
-from warmshelfd.loading import Loader, executor
+from warmshelfd.loading import Loader
 from warmshelfd.matching import Matching
 from warmshelfd.memory.adoption import adopt
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import Metrics
+from warmshelfd.pools import executor
 from warmshelfd.records import to_artifact, to_entry
 from warmshelfd.registering import Registering, RegisterOptions
 from warmshelfd.registry.base import Registry
