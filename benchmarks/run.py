@@ -28,7 +28,9 @@ from benchmarks import (
     loading_memory,
     many_tensors,
     mapped,
+    redis,
     reload,
+    request_payload,
     restart,
     stream,
     tensorizer_file,
@@ -43,12 +45,14 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "reload": reload.run,
     "cold": cold.run,
     "tensors": tensorizer_file.run,
+    "redis": redis.run,
     "stream": stream.run,
     "memory": loading_memory.run,
     "restart": restart.run,
     "health": health.run,
     "experts": many_tensors.run,
     "trace": trace.run,
+    "payload": request_payload.run,
 }
 
 PEERS = ("grpcio", "peft", "runai-model-streamer", "safetensors", "tensorizer", "torch")

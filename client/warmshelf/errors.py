@@ -15,11 +15,10 @@ from warmshelf._error import Code as Code
 from warmshelf._error import Detail as Detail
 from warmshelf._error import Fault as Fault
 from warmshelf._error import WarmshelfError as WarmshelfError
+from warmshelf._error import decode_detail
 
 DOMAIN = "warmshelf.v1"
 """The ``domain`` of every ``google.rpc.ErrorInfo`` sent by the daemon."""
-
-_NUMBER_SUFFIXES = ("_bytes", "_count", "_seconds", "_max", "_index", "_number")
 
 
 # --- the caller's -----------------------------------------------------------
@@ -58,6 +57,12 @@ class ArtifactNotFound(_CallerError):
 
 class SegmentNotFound(_CallerError):
     """The leased layout has no such segment."""
+
+    code = Code.NOT_FOUND
+
+
+class PushNotFound(_CallerError):
+    """No push of this number is under way: it was finished, dropped, or never begun. Begin anew."""
 
     code = Code.NOT_FOUND
 
@@ -256,6 +261,33 @@ class TooManyStreams(WarmshelfError):
     retryable = True
 
 
+class TooManyPushes(WarmshelfError):
+    """As many pushes are unfinished as the daemon allows."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
+class SpoolFull(WarmshelfError):
+    """There is no room for the push in the spool, or on its disk."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
+class LargerThanSpool(WarmshelfError):
+    """The push can never fit into the spool. Do not retry."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class SpoolUnavailable(WarmshelfError):
+    """The spool cannot be written or read just now."""
+
+    code = Code.UNAVAILABLE
+    retryable = True
+
+
 class PinningFailed(WarmshelfError):
     """Page-locking is required and was refused."""
 
@@ -284,7 +316,7 @@ class LoadCancelled(WarmshelfError):
 
 
 class StreamStalled(WarmshelfError):
-    """The reader took nothing for too long; resume where it stopped."""
+    """The other side took or sent nothing for too long; resume where it stopped."""
 
     code = Code.ABORTED
     retryable = True
@@ -350,23 +382,10 @@ TABLE: Mapping[str, type[WarmshelfError]] = {cls.reason: cls for cls in _public_
 def from_wire(reason: str, message: str, metadata: Mapping[str, str]) -> WarmshelfError:
     """Return the error that the daemon raised; an unknown reason becomes Internal."""
     cls = TABLE.get(reason, Internal)
-    details: dict[str, Detail] = {key: _decode_detail(key, text) for key, text in metadata.items()}
+    details: dict[str, Detail] = {key: decode_detail(key, text) for key, text in metadata.items()}
     if cls is Internal and reason != Internal.reason:
         details["sent_reason"] = reason
     return _build(cls, message, details)
-
-
-def _decode_detail(key: str, text: str) -> Detail:
-    if not key.endswith(_NUMBER_SUFFIXES):
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _build(cls: type[WarmshelfError], message: str, details: Mapping[str, Detail]) -> WarmshelfError:

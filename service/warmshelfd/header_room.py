@@ -15,6 +15,10 @@ from contextlib import contextmanager
 from warmshelfd import stopping
 from warmshelfd.formats.base import Files
 
+FREE_BYTES = 1 << 20
+"""So much every inspection may read without waiting: most need less, and so wait neither for a large one nor for a slow
+source. For each thread that inspects, the bound is exceeded by so much."""
+
 _LOOK_SECONDS = 0.1
 """How often who waits looks whether he is still wanted."""
 
@@ -52,7 +56,8 @@ class HeaderRoom:
 
     def _may_read(self, inspection: object, size: int) -> bool:
         is_oldest = next(iter(self._held), inspection) is inspection
-        return is_oldest or sum(self._held.values()) + size <= self._bytes_max
+        is_small = self._held.get(inspection, 0) + size <= FREE_BYTES
+        return is_oldest or is_small or sum(self._held.values()) + size <= self._bytes_max
 
 
 class _Counted:

@@ -73,6 +73,11 @@ class Sources:
         """Return the source with its URI in the one spelling under which it is kept."""
         return dataclasses.replace(source, uri=self._opener(source.uri).canonical(source.uri))
 
+    def place(self, source: Source) -> str:
+        """Return what is waited for where the source is read, such as a server; "" for this node or an unknown kind."""
+        opener = self._openers.get(_scheme(source.uri))
+        return opener.place(source.uri) if opener is not None else ""
+
     def open(self, source: Source) -> OpenSource:
         """Open a source."""
         return self._opener(source.uri).open(source.uri, source.revision)
@@ -85,17 +90,16 @@ class Sources:
         small = sum(sizes[name] + len(name.encode()) + 16 for name in prepared.inspected.small_files)
         return Examined(prepared, opened.fingerprint(prepared.inspected.all_names), small)
 
-    def inspect(self, source: Source, cancelled: Callable[[], bool]) -> Examined:
-        """Open, examine and close a source; stop where ``cancelled`` says so."""
-        with self.open(source) as opened:
-            return self.examine(opened, cancelled)
-
     def _opener(self, uri: str) -> SourceOpener:
-        scheme = uri.partition("://")[0].lower() if "://" in uri else "file"
+        scheme = _scheme(uri)
         opener = self._openers.get(scheme)
         if opener is None:
             raise InvalidSpec(f"no source for scheme {scheme!r}; there are {', '.join(self.schemes)}", scheme=scheme)
         return opener
+
+
+def _scheme(uri: str) -> str:
+    return uri.partition("://")[0].lower() if "://" in uri else "file"
 
 
 @dataclass(frozen=True, slots=True)

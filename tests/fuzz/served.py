@@ -79,6 +79,7 @@ class Served:
             (lease_pb2.ReleaseLeaseRequest, lease.ReleaseLease),
             (lease_pb2.ListLeasesRequest, lease.ListLeases),
             (transfer_pb2.ReadSegmentRequest, transfer.read_segment),
+            (transfer_pb2.ReadTensorsRequest, transfer.read_tensors),
             (transfer_pb2.ReadLayoutRequest, transfer.read_layout),
             (capabilities_pb2.GetCapabilitiesRequest, capabilities.GetCapabilities),
             (capabilities_pb2.GetCapacityRequest, capabilities.GetCapacity),

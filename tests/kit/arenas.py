@@ -127,7 +127,7 @@ def tensors_in(segment: Segment) -> dict[str, bytes]:
 
 def mapping_of(segment: Segment) -> memoryview:
     """The mapping that the daemon itself has of a segment."""
-    return memoryview(segment.file.map)
+    return segment.file.view()
 
 
 class Arenas:

@@ -14,12 +14,13 @@ from kit.tensors_file import Written, tensors_file
 from warmshelf.errors import LoadCancelled
 from warmshelf.types import Source
 from warmshelfd.formats.base import FormatLimits
-from warmshelfd.header_room import HeaderRoom
+from warmshelfd.header_room import FREE_BYTES, HeaderRoom
 from warmshelfd.inspecting import Sources
 from warmshelfd.sources.file import FileOpener
 from warmshelfd.stopping import heeding
 
 COUNT = 9000
+MIB = 1 << 20
 
 
 class StopAt:
@@ -55,7 +56,8 @@ def test_an_inspection_stops_within_one_tensor_wherever_it_is(
 
     def inspect(stop: StopAt) -> int:
         sources = Sources({"file": FileOpener([str(tmp_path)])}, FormatLimits(), 1 << 20)
-        return sources.inspect(source, stop).inspection.tensor_count
+        with sources.open(source) as opened:
+            return sources.examine(opened, stop).inspection.tensor_count
 
     whole = StopAt()
     assert inspect(whole) == COUNT
@@ -71,43 +73,53 @@ class OneFile:
     """A file of zeros, of whatever length."""
 
     def files(self) -> Mapping[str, int]:
-        return {"f": 1 << 20}
+        return {"f": 1 << 40}
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        return bytes(size)
+        return b""
 
 
 def test_inspections_wait_for_room_and_the_oldest_never_does() -> None:
-    room, held, done = HeaderRoom(100), threading.Event(), threading.Event()
+    room, held, done = HeaderRoom(100 * MIB), threading.Event(), threading.Event()
 
     def other() -> None:
         with room.inspecting(OneFile()) as files:
-            files.read("f", 0, 40)
+            files.read("f", 0, 40 * MIB)
             held.set()
-            files.read("f", 0, 50)
+            files.read("f", 0, 50 * MIB)
             done.set()
 
     with room.inspecting(OneFile()) as files:
-        files.read("f", 0, 60)
+        files.read("f", 0, 60 * MIB)
         thread = threading.Thread(target=other)
         thread.start()
         assert held.wait(10)
-        files.read("f", 0, 1000)
+        files.read("f", 0, 1000 * MIB)
         assert not done.is_set()
     thread.join(10)
     assert done.is_set()
 
 
+def test_what_usual_headers_take_never_waits() -> None:
+    room = HeaderRoom(MIB)
+    with room.inspecting(OneFile()) as huge, room.inspecting(OneFile()) as usual:
+        huge.read("f", 0, 100 * MIB)
+        usual.read("f", 0, FREE_BYTES // 2)
+        usual.read("f", 0, FREE_BYTES // 2)
+        with heeding(StopAt(1)), pytest.raises(LoadCancelled):
+            usual.read("f", 0, 1)
+
+
 def test_who_waits_for_room_stops_when_nobody_wants_it() -> None:
-    room, stopped = HeaderRoom(100), threading.Event()
+    room, stopped = HeaderRoom(100 * MIB), threading.Event()
 
     def other() -> None:
         with heeding(StopAt(3)), room.inspecting(OneFile()) as files, pytest.raises(LoadCancelled):
-            files.read("f", 0, 50)
+            files.read("f", 0, 50 * MIB)
         stopped.set()
 
     with room.inspecting(OneFile()) as files:
-        files.read("f", 0, 60)
+        files.read("f", 0, 60 * MIB)
         threading.Thread(target=other).start()
         eventually(stopped.is_set, "it has stopped")
         files.read("f", 0, 1)

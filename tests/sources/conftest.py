@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from kit.redis_server import RedisServer, redis_server
+from warmshelfd.formats.base import FormatLimits
+from warmshelfd.formats.tensorizer_pieces import tensor_pieces
 from warmshelfd.sources.file import FileOpener
+from warmshelfd.sources.redis import RedisOpener
+from warmshelfd.sources.redis_wire import Patience
+from warmshelfd.sources.settings import SourceSettings
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +42,31 @@ def outside(tmp_path: Path) -> Path:
 @pytest.fixture
 def opener(root: Path) -> FileOpener:
     return FileOpener([str(root)])
+
+
+@pytest.fixture(scope="session")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as it:
+        yield it
+
+
+@pytest.fixture
+def server(_server: RedisServer) -> Iterator[RedisServer]:
+    """An empty Redis server that tests use one after another."""
+    yield _server
+    with _server.client() as client:
+        client.flushall()
+
+
+QUICK = Patience(silence_seconds=0.2, work_seconds=1.0, retry_seconds=0.3)
+
+
+@pytest.fixture
+def redis_opener() -> Callable[..., RedisOpener]:
+    """Makes openers of Redis that give up soon."""
+
+    def make(*allowed: str, scheme: str = "redis", settings: Sequence[SourceSettings] = ()) -> RedisOpener:
+        find_pieces = partial(tensor_pieces, limits=FormatLimits())
+        return RedisOpener(scheme, allowed, settings, find_pieces, QUICK)
+
+    return make

@@ -33,6 +33,7 @@ from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.memory.books import Reservation
 from warmshelfd.memory.filling import Filling, Read
 from warmshelfd.memory.mapped_file import MappedFile
+from warmshelfd.memory.pages import populate
 from warmshelfd.memory.parts import PART_BYTES, blocks_in, ranges, take_in_turn
 from warmshelfd.memory.unnamed import UnnamedFiles
 
@@ -263,11 +264,13 @@ class Home:
         directory_fd: where the file is.
         pin: locks the pages of a file's mapping, as the arena's policy says; returns whether they are.
         unnamed: takes files that have lost their name.
+        has_small_pages: whether a file's pages are better mapped many at a time.
     """
 
     directory_fd: int
     pin: Callable[[MappedFile], bool]
     unnamed: UnnamedFiles
+    has_small_pages: bool
 
 
 class SegmentWriter:
@@ -306,7 +309,7 @@ class SegmentWriter:
         """Return a range of what has been filled, read-only; release it before ``finish``."""
         if not self._filled:
             raise Internal(f"segment {self.segment_id} is not filled")
-        return memoryview(self._file.map)[start:end].toreadonly()
+        return self._file.view().toreadonly()[start:end]
 
     def fill(self, read: Read, *, threads: int, cancelled: Callable[[], bool], progress: Callable[[int], None]) -> None:
         """Bring all data in.
@@ -321,7 +324,7 @@ class SegmentWriter:
             ArenaFull: the file system did not give what was reserved.
             LoadCancelled: ``cancelled`` said so.
         """
-        with memoryview(self._file.map) as view:
+        with self._file.view() as view:
             filling = Filling(view, self._plan, self._sections.data, self._allocate, read, cancelled, progress)
             filling.run(threads)
         self._crcs = filling.crcs.tobytes()
@@ -339,7 +342,7 @@ class SegmentWriter:
         blocks = self._write(s.blocks.offset, self._crcs)
         tail = self._write(s.manifest_offset, manifest)
         self._write(0, pack_header(SegmentHeader(self.segment_id, s.size_bytes, s.data, layout, blocks, tail)))
-        if not self._file.unmap():
+        if not self._file.forbid_writing():
             raise Internal(f"segment {self.segment_id} cannot be sealed while a view of it is in use")
         os.fchmod(self._file.fd, SEALED_MODE)
         failpoints.hit("load.sealed")
@@ -350,9 +353,8 @@ class SegmentWriter:
         Raises:
             PinningFailed: its pages must be locked and cannot be; nothing is published.
         """
-        self._file.close()
-        segment = Segment.open(self._home.directory_fd, self._name, self.segment_id, checked=True)
-        self._file = segment.file  # if anything below fails, abort lets it go
+        self._file.check_sealed(self._name)
+        segment = Segment(self._file, _read_header(self._file, self.segment_id), checked=True)
         segment.pinned = self._home.pin(self._file)
         directory_fd = self._home.directory_fd
         os.rename(self._name, self.segment_id, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
@@ -380,6 +382,8 @@ class SegmentWriter:
         except OSError as error:
             raise room_error(error, self._reservation, size) from error
         self._reservation.allocate(size)
+        if self._home.has_small_pages:
+            populate(self._file.map, start, size)
 
     def _write(self, offset: int, data: bytes) -> Section:
         self._file.map[offset : offset + len(data)] = data
