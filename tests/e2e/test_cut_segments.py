@@ -15,6 +15,7 @@ from kit.plain import Plain, refused
 from kit.processes import Daemon, eventually, read_all
 from warmshelf.errors import SegmentCorrupt
 from warmshelf.types import ArtifactState
+from warmshelf.v1 import transfer_pb2
 
 MIB = 1 << 20
 
@@ -64,6 +65,19 @@ def test_a_segment_cut_while_it_streams_is_withdrawn_and_nothing_else_happens(ru
     assert is_served(running, "cut", tensors)  # loaded again
     assert running.process is not None
     assert running.process.poll() is None
+
+
+def test_a_segment_cut_while_its_slices_stream_is_withdrawn(running: Daemon) -> None:
+    segment_id, _ = register(running, "cut", 1)
+    with Plain(running.address) as plain:
+        lease_id = plain.acquire("cut").lease.lease_id
+        slices = [transfer_pb2.TensorSlice(tensor_index=index, dim=0, start=0, stop=1 << 20) for index in range(4)]
+        request = transfer_pb2.ReadTensorsRequest(session_id=plain.session_id, lease_id=lease_id, slices=slices)
+        assert list(plain.transfer.ReadTensors(request, timeout=20))
+        CutFile(running, segment_id)
+        with refused(grpc.StatusCode.DATA_LOSS, "SEGMENT_CORRUPT"):
+            list(plain.transfer.ReadTensors(request, timeout=20))
+    assert state_of(running, "cut") == (ArtifactState.FAILED, "SEGMENT_CORRUPT")
 
 
 def test_verifying_a_cut_segment_withdraws_it(running: Daemon) -> None:

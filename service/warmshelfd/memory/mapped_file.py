@@ -79,7 +79,10 @@ class MappedFile:
         Raises:
             SegmentCorrupt: the file ends before the range does: somebody has cut it.
         """
-        parts, at = [], start
+        part = os.pread(self._fd, end - start, start)
+        if len(part) == end - start:  # so it is, but for ranges of gigabytes
+            return part
+        parts, at = [part], start + len(part)
         while at < end:
             part = os.pread(self._fd, end - at, at)
             if not part:
@@ -90,7 +93,7 @@ class MappedFile:
                 )
             parts.append(part)
             at += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     def view(self) -> memoryview:
         """Return a view of the whole file; its holder can write while the file is being written.

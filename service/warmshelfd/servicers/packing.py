@@ -17,11 +17,11 @@ from warmshelf.shard import Piece, TensorSlice, packed_size_bytes, pieces_of, ru
 from warmshelf.v1 import transfer_pb2
 from warmshelfd.memory.segment import Segment
 
-GAP_BYTES = 8 << 10
-"""What lies between two runs is read along if it is no longer: that costs what another read would."""
+GAP_BYTES = 512
+"""What lies between two runs is read along if it is no longer: copying it costs less than another read."""
 
-SPAN_BYTES = 4 << 20
-"""Most bytes that are read together; what is wanted of them is a part."""
+SPAN_BYTES = 256 << 10
+"""Most bytes that are read together; what is wanted of them may be a small part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,21 @@ class PackedSlices:
 
     def chunk(self, start: int, stop: int) -> bytes:
         """Return one framed chunk."""
-        data = b"".join(self._parts(start, stop))
-        return frame_head(start, crc32c.crc32c(data), len(data)) + data
+        parts = list(self._parts(start, stop))
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join((frame_head(start, crc32c.crc32c(data), len(data)), data))
 
     def _parts(self, start: int, stop: int) -> Iterator[bytes | memoryview]:
         at, index = start, bisect_right(self.starts, start) - 1
         while at < stop:
             piece = self.pieces[index]
             first, last = at - piece.packed_bytes, min(stop - piece.packed_bytes, piece.size_bytes)
-            yield from gathered(self.segment.read, runs_of(piece, first, last))
+            yield from gathered(self.segment.file.read, runs_of(piece, first, last))
             at = max(at, piece.packed_bytes + last)
             index += 1
             gap = min(self.starts[index] if index < len(self.starts) else stop, stop) - at
-            yield bytes(gap)
+            if gap:
+                yield bytes(gap)
             at += gap
 
 
@@ -66,8 +68,10 @@ def gathered(read: Callable[[int, int], bytes], runs: Iterable[tuple[int, int]])
     yield from _read_group(read, group)
 
 
-def _read_group(read: Callable[[int, int], bytes], group: Sequence[tuple[int, int]]) -> Iterator[memoryview]:
-    if group:
+def _read_group(read: Callable[[int, int], bytes], group: Sequence[tuple[int, int]]) -> Iterator[bytes | memoryview]:
+    if len(group) == 1:
+        yield read(*group[0])
+    elif group:
         base = group[0][0]
         span = memoryview(read(base, group[-1][1]))
         for begin, end in group:
