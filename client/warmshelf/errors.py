@@ -206,6 +206,18 @@ class DigestMismatch(_SourceError):
     code = Code.DATA_LOSS
 
 
+class KeyMissing(_SourceError):
+    """The source is encrypted, and the daemon has no key for it."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class DecryptionFailed(_SourceError):
+    """The source's bytes are not what the key was used on: another key, or bytes that were changed."""
+
+    code = Code.DATA_LOSS
+
+
 # --- the daemon's -----------------------------------------------------------
 
 

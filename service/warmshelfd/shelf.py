@@ -156,7 +156,7 @@ class Shelf:
             follow=options.follow,
         )
         if not options.defer_inspection:
-            registration = await self._complete(registration, await self._inspect(spec))
+            registration = await self._complete(registration, await self._inspect(spec, needs_key=True))
         failpoints.hit("register.inspected")
         entry = to_entry(registration)
         self.catalog.add(entry)
@@ -171,8 +171,8 @@ class Shelf:
         self.matching.base_came(entry)
         return entry
 
-    async def _inspect(self, spec: ArtifactSpec) -> Examined:
-        examined = await self._loader.inspect(spec.source)
+    async def _inspect(self, spec: ArtifactSpec, *, needs_key: bool) -> Examined:
+        examined = await self._loader.inspect(spec.source, needs_key=needs_key)
         check_kind(spec, examined.inspected.kind)
         return examined
 
@@ -220,7 +220,7 @@ class Shelf:
     async def _look(self, spec: ArtifactSpec, *, must_exist: bool) -> Examined | None:
         """Inspect; a source that cannot be seen now is no change of it."""
         try:
-            return await self._inspect(spec)
+            return await self._inspect(spec, needs_key=must_exist)
         except (SourceNotFound, SourceUnavailable):
             if must_exist:
                 raise
@@ -357,9 +357,9 @@ class Shelf:
     # --- digests and changes ------------------------------------------------
 
     async def learn_digest(self, entry: Entry, digest: str) -> None:
-        """Pin the digest of a resident generation; bytes that are there twice become one."""
+        """Pin the digest of a generation whose bytes are right; bytes that are there twice become one."""
         twin_id, old_id = self.residency.find_content(digest, entry.kind), entry.segment_id
-        entry.digest = digest
+        entry.digest, entry.hashes_owed = digest, False
         if twin_id and twin_id != old_id:
             entry.segment_id = twin_id
             self.residency.share(twin_id, entry)

@@ -23,7 +23,7 @@ from warmshelf.types import ArtifactKind
 from warmshelfd.formats.base import Files, Format, FormatLimits, Inspected
 from warmshelfd.formats.safetensors import small_files
 from warmshelfd.formats.tensorizer_fields import malformed
-from warmshelfd.formats.tensorizer_headers import read_hashes
+from warmshelfd.formats.tensorizer_headers import read_headers
 from warmshelfd.formats.tensorizer_index import check_rows, read_index
 
 _SUFFIX = ".tensors"
@@ -32,7 +32,7 @@ _RANKED = re.compile(r".*-rank-[0-9]+\.tensors", re.DOTALL)
 
 
 class TensorizerFormat(Format):
-    """One plain ``.tensors`` file as CoreWeave's tensorizer 2 writes it, alone or in a directory."""
+    """One ``.tensors`` file, plain or encrypted, as CoreWeave's tensorizer 2 writes it, alone or in a directory."""
 
     name = "tensorizer"
 
@@ -48,13 +48,15 @@ class TensorizerFormat(Format):
         entries = check_rows(index, names[file], limits)
         if not entries:
             raise malformed(file, "no tensors")
+        hashes, encryption = read_headers(files, index, entries, limits)
         return Inspected(
             kind=ArtifactKind.BASE,
             format_name=self.name,
             file_names=(file,),
             entries=tuple(entries),
             small_files=small_files(names, limits),
-            checks=read_hashes(files, index, entries),
+            checks=hashes,
+            encryption=encryption,
         )
 
 
