@@ -24,7 +24,7 @@ def write_encrypted(path: Path, state: Mapping[str, torch.Tensor], encryption: E
     serializer.close()
 
 
-def read_with_tensorizer(path: Path, decryption: DecryptionParams) -> dict[str, torch.Tensor]:
+def read_with_tensorizer(path: Path, decryption: DecryptionParams | None) -> dict[str, torch.Tensor]:
     """Read a file by the library, all its hashes compared."""
     deserializer = TensorDeserializer(str(path), device="cpu", encryption=decryption, verify_hash=True)
     try:

@@ -10,7 +10,8 @@ Anything else is refused by name: the parts that the ranks of a parallel engine 
 
 The file's index is read in ``tensorizer_index``, the tensors' headers in
 ``tensorizer_headers``. Names are kept as they stand: those of a module's own
-parameters begin with a dot, and a tensor that two modules share is there twice.
+parameters begin with a dot, and a tensor that two modules share is there twice; of
+which ``tensorizer_tied`` finds an output layer that is the input embedding.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from warmshelfd.formats.safetensors import small_files
 from warmshelfd.formats.tensorizer_fields import malformed
 from warmshelfd.formats.tensorizer_headers import read_headers
 from warmshelfd.formats.tensorizer_index import check_rows, read_index
+from warmshelfd.formats.tensorizer_tied import with_ties
 
 _SUFFIX = ".tensors"
 _WHOLE = "model.tensors"
@@ -53,7 +55,7 @@ class TensorizerFormat(Format):
             kind=ArtifactKind.BASE,
             format_name=self.name,
             file_names=(file,),
-            entries=tuple(entries),
+            entries=with_ties(files, entries, hashes),
             small_files=small_files(names, limits),
             checks=hashes,
             encryption=encryption,
