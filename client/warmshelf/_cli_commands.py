@@ -100,9 +100,10 @@ def _local() -> Iterator[None]:
         render.error(error)
         raise typer.Exit(REFUSED_STATUS) from None
     except ModuleNotFoundError as error:
-        if error.name not in LIBRARIES:
+        library = (error.name or "").partition(".")[0]
+        if library not in LIBRARIES:
             raise
-        typer.echo(f"warmshelf: this command needs {error.name}: pip install 'warmshelf[tensorizer]'", err=True)
+        typer.echo(f"warmshelf: this command needs {library}: pip install 'warmshelf[tensorizer]'", err=True)
         raise typer.Exit(USAGE_STATUS) from None
 
 

@@ -43,7 +43,11 @@ def test_equal_tensors_of_which_the_config_says_so_are_one(inspect: Any, config:
     """B12: both names stay, with one place in the file."""
     found = inspect(EMBED, NORM, HEAD, config=config)
     assert is_tied(found)
-    assert [entry.name for entry in found.entries] == ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]
+    assert [entry.name for entry in found.entries] == [
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+    ]
     assert {entry.name: (entry.shape, entry.size_bytes) for entry in found.entries} == {
         t.name.decode(): (t.shape, len(t.data)) for t in (EMBED, NORM, HEAD)
     }
@@ -65,7 +69,16 @@ def test_each_name_keeps_hashes_of_its_own_for_the_same_bytes(inspect: Any) -> N
 
 @pytest.mark.parametrize(
     "config",
-    [None, {}, {"tie_word_embeddings": False}, {"tie_word_embeddings": 1}, {"vision_config": TIES}, [TIES], b"{", b"[" * 9999],
+    [
+        None,
+        {},
+        {"tie_word_embeddings": False},
+        {"tie_word_embeddings": 1},
+        {"vision_config": TIES},
+        [TIES],
+        b"{",
+        b"[" * 9999,
+    ],
     ids=["no config", "nothing said", "denied", "a number", "another level", "a list", "broken", "nested"],
 )
 def test_equal_bytes_alone_are_no_tie(inspect: Any, config: object) -> None:
