@@ -24,6 +24,7 @@ from rich.console import Console
 from benchmarks import (
     adapter,
     cold,
+    encrypted,
     health,
     loading_memory,
     many_tensors,
@@ -43,6 +44,7 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "reload": reload.run,
     "cold": cold.run,
     "tensors": tensorizer_file.run,
+    "encrypted": encrypted.run,
     "stream": stream.run,
     "memory": loading_memory.run,
     "restart": restart.run,

@@ -88,7 +88,7 @@ def _unlisted(path: str, names: Sequence[str], kind: ArtifactKind, suffix: str) 
         raise SourceNotFound(f"{path} has no {whole}", path=path, file=whole)
     if suffix == ".tensors" and len(found) > 1:
         raise UnsupportedFormat(
-            f"{path} has {len(found)} files that end in {suffix}, and none is named {whole}; name the one that is meant",
+            f"{path} has {len(found)} files that end in {suffix} and none named {whole}; name the one that is meant",
             path=path,
             file_count=len(found),
         )

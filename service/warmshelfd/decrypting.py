@@ -15,6 +15,8 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
+from typing import Any
 
 from warmshelf.errors import DecryptionFailed, InvalidConfig, KeyMissing
 from warmshelfd.formats.base import Boxes, Derivation, Encryption, Inspected
@@ -155,13 +157,22 @@ def nonce_of(boxes: Boxes, index: int) -> bytes:
 
 def open_box(box: bytearray | memoryview, nonce: bytes, key: bytes, plain: memoryview | None) -> bool:
     """Decrypt what is behind the MAC into ``plain``, if any; say False, and write nothing, if the MAC is wrong."""
-    from nacl._sodium import ffi, lib  # noqa: PLC0415 - takes 30 ms and is rarely needed
-
+    ffi, lib = _libsodium()
     with ffi.from_buffer(box) as closed:
         if plain is None:
             return bool(lib.crypto_secretbox_open_easy(ffi.NULL, closed, len(box), nonce, key) == 0)
         with ffi.from_buffer(plain, require_writable=True) as opened:
             return bool(lib.crypto_secretbox_open_easy(opened, closed, len(box), nonce, key) == 0)
+
+
+@cache
+def _libsodium() -> tuple[Any, Any]:
+    """Import it with the first need: that takes 30 ms, and most daemons have none."""
+    from nacl._sodium import ffi, lib  # noqa: PLC0415
+    from nacl.bindings import sodium_init  # noqa: PLC0415
+
+    sodium_init()  # chooses the code for this processor: without it decrypting takes twice as long
+    return ffi, lib
 
 
 def derive_key(passphrase: bytes, derivation: Derivation) -> bytes:

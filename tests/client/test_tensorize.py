@@ -271,8 +271,8 @@ def test_a_key_is_32_bytes_raw_or_in_hexadecimal(content: bytes) -> None:
 
 
 def test_a_broken_or_missing_source_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     with pytest.raises(errors.SourceNotFound, match=r"no model\.safetensors"):
-        (tmp_path / "empty").mkdir()
         tensorize(tmp_path / "empty", tmp_path / "out")
     with pytest.raises(errors.SourceNotFound, match="cannot be read"):
         tensorize(tmp_path / "none", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""What a header tells of encryption: read as tensorizer writes it, and refused if it asks for too much or contradicts."""
+"""What a header tells of encryption: read as tensorizer writes it, else refused."""
 
 from __future__ import annotations
 

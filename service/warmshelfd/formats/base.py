@@ -54,7 +54,7 @@ class FormatLimits:
     argon2_memory_bytes_max: int = 256 << 20
     """What deriving a key from a passphrase may take, half of the reserve; it is what tensorizer asks by default."""
     argon2_passes_max: int = 16
-    """Passes over that memory: 16 over 256 MiB take three seconds; tensorizer's presets have 1 to 4."""
+    """Passes over that memory: 16 over 256 MiB take five seconds; tensorizer's presets have 1 to 4."""
 
 
 class Check(Protocol):
