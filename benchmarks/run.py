@@ -24,6 +24,7 @@ from rich.console import Console
 from benchmarks import (
     adapter,
     cold,
+    encrypted,
     health,
     loading_memory,
     many_tensors,
@@ -46,6 +47,7 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "cold": cold.run,
     "tensors": tensorizer_file.run,
     "redis": redis.run,
+    "encrypted": encrypted.run,
     "stream": stream.run,
     "memory": loading_memory.run,
     "restart": restart.run,

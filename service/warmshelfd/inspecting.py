@@ -14,6 +14,7 @@ from warmshelf._wire import layout_to_proto
 from warmshelf.errors import InvalidSpec
 from warmshelf.layout import Layout, SegmentSpec
 from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection, Source
+from warmshelfd.decrypting import Keys
 from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.formats.base import FormatLimits, Inspected
 from warmshelfd.formats.detect import detect
@@ -55,7 +56,8 @@ class Examined:
 class Sources:
     """Opens and inspects sources by their URI's scheme."""
 
-    def __init__(self, openers: Mapping[str, SourceOpener], limits: FormatLimits) -> None:
+    def __init__(self, openers: Mapping[str, SourceOpener], limits: FormatLimits, keys: Keys) -> None:
+        self.keys = keys
         self._openers = openers
         self._limits = limits
         self._memo = InspectionMemo(detect, bytes_max=_MEMO_BYTES_MAX)
@@ -121,7 +123,13 @@ def outline_segment(arena: Arena, examined: Examined) -> Outline:
 
 def _manifest_bytes_max(examined: Examined) -> int:
     names = sum(len(name.encode()) + 8 for name in examined.inspected.file_names)
-    return examined.small_bytes + names + len(examined.fingerprint) + _MANIFEST_SLACK_BYTES
+    return (
+        examined.small_bytes
+        + names
+        + len(examined.fingerprint)
+        + examined.prepared.hashes_bytes
+        + _MANIFEST_SLACK_BYTES
+    )
 
 
 def check_kind(spec: ArtifactSpec, found: ArtifactKind) -> None:

@@ -103,7 +103,7 @@ class Matching:
         if layout is not None:
             return {spec.name: spec.shape for spec in layout.tensors}
         try:
-            examined = await self._loader.inspect(base.spec.source)
+            examined = await self._loader.inspect(base.spec.source, needs_key=False)
         except WarmshelfError as error:
             _log.info("base %s cannot be looked at now: %s", base_id, error)
             return None

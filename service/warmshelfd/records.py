@@ -21,6 +21,7 @@ _REMEMBERED = (
     "digest",
     "segment_id",
     "size_bytes",
+    "hashes_owed",
 )
 
 
@@ -62,7 +63,7 @@ def to_artifact(entry: Entry) -> Artifact:
 
 def forgotten(known: Registration) -> Registration:
     """Return the registration with nothing of its present bytes."""
-    return dataclasses.replace(known, digest="", segment_id="", size_bytes=0)
+    return dataclasses.replace(known, digest="", segment_id="", size_bytes=0, hashes_owed=False)
 
 
 def merged(now: Registration, known: Registration, wanted: Registration) -> Registration:

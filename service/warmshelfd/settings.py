@@ -233,6 +233,12 @@ class Settings(BaseSettings):
     """Longest file kept whole beside the tensors."""
     format_small_files_bytes_max: Size = _FORMAT.small_files_bytes_max
     """All of those together."""
+    format_box_bytes_max: Size = _FORMAT.box_bytes_max
+    """Longest run of encrypted bytes under one MAC; each reading thread holds one, and 4 MiB besides."""
+    format_argon2_memory_bytes_max: Size = _FORMAT.argon2_memory_bytes_max
+    """Memory for deriving a key from a passphrase, out of the reserve; tensorizer's "sensitive" takes 1GiB."""
+    format_argon2_passes_max: Count = _FORMAT.argon2_passes_max
+    """Passes over that memory."""
 
     @classmethod
     def settings_customise_sources(

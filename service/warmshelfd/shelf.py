@@ -198,9 +198,9 @@ class Shelf:
     # --- digests and changes ------------------------------------------------
 
     async def learn_digest(self, entry: Entry, digest: str) -> None:
-        """Pin the digest of a resident generation; bytes that are there twice become one."""
+        """Pin the digest of a generation whose bytes are right; bytes that are there twice become one."""
         twin_id, old_id = self.residency.find_content(digest, entry.kind), entry.segment_id
-        entry.digest = digest
+        entry.digest, entry.hashes_owed = digest, False
         if twin_id and twin_id != old_id:
             entry.segment_id = twin_id
             self.residency.share(twin_id, entry)

@@ -20,6 +20,7 @@ ROW_COUNTS = {
     "cold": 8,
     "tensors": 2,
     "redis": 4,
+    "encrypted": 1,
     "stream": 1,
     "memory": 1,
     "restart": 3,

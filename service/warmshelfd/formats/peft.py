@@ -104,6 +104,7 @@ class PeftFormat(Format):
             ),
             adapter_shapes=tensors.shapes,
             checks=weights.checks,
+            encryption=weights.encryption,
         )
 
     def _read_weights(self, files: Files, limits: FormatLimits) -> Inspected:

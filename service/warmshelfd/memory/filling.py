@@ -3,6 +3,9 @@
 The order is what is fastest on a memory file system: the source reads straight
 into the mapping, and a block's CRC is computed right after it was read. Nothing is
 copied. Knows neither sources nor the arena.
+
+Parts end at blocks, unless the plan may not be cut there. Then two parts share a
+block, and its CRC waits until both are in.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from dataclasses import dataclass, field
 import crc32c
 
 from warmshelf.errors import LoadCancelled
+from warmshelf.layout import round_up
 from warmshelf.segment import BLOCK_BYTES, Section, block_count
 from warmshelfd import failpoints
 from warmshelfd.domain.extents import SegmentPlan
-from warmshelfd.memory.parts import PART_BYTES, blocks_in, extents_in, ranges, take_in_turn
+from warmshelfd.memory.parts import PART_BYTES, blocks_in, extents_in, pieces, take_in_turn
 
 READ_BYTES = 4 * BLOCK_BYTES
 """What is asked of a source at once: enough for a remote one to be worth its round trip, little
@@ -59,20 +63,25 @@ class Filling:
 
     def run(self, threads: int) -> None:
         """Fill the segment; the first error of any thread is raised when all have stopped."""
-        take_in_turn(list(ranges(0, len(self.view), PART_BYTES)), self.fill_part, threads)
+        parts = list(pieces(self.plan, 0, len(self.view), PART_BYTES))
+        take_in_turn(parts, self.fill_part, threads)
+        for start, _ in parts:
+            if start % BLOCK_BYTES:
+                self._note_crcs(start - start % BLOCK_BYTES, round_up(start, BLOCK_BYTES))
 
     def fill_part(self, part: tuple[int, int], failed: Callable[[], bool]) -> None:
         """Fill one range of the segment, unless another thread has failed."""
         start, end = part
         failpoints.hit("load.part")
         self.allocate(start, end - start)
-        for first, last in ranges(start, end, READ_BYTES):
+        noted = round_up(start, BLOCK_BYTES)
+        for first, last in pieces(self.plan, start, end, READ_BYTES):
             if failed():
                 return
             if self.cancelled():
                 raise LoadCancelled(f"the load was stopped at byte {first} of {len(self.view)}")
             self._read(first, last)
-            self._note_crcs(first, last)
+            noted = max(noted, self._note_crcs(noted, last))
 
     def _read(self, start: int, end: int) -> None:
         done = 0
@@ -85,7 +94,10 @@ class Filling:
                 self._done_bytes += done
                 self.progress(self._done_bytes)
 
-    def _note_crcs(self, start: int, end: int) -> None:
+    def _note_crcs(self, start: int, end: int) -> int:
+        """Compute the CRCs of the blocks from ``start`` on that end by ``end``; return where the next block begins."""
+        end = round_up(end, BLOCK_BYTES) if end >= self.data.end else end - end % BLOCK_BYTES
         for index, first, last in blocks_in(self.data, start, end):
             with self.view[first:last] as block:
                 self.crcs[index] = crc32c.crc32c(block)
+        return end

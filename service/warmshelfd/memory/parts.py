@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
-from warmshelfd.domain.extents import Extent
+from warmshelfd.domain.extents import Extent, SegmentPlan
 
 PART_BYTES = 32 * BLOCK_BYTES
 """What a thread takes at a time: allocated in one call, small enough that two threads end together."""
@@ -23,6 +23,14 @@ def ranges(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
     """Cut a range at the multiples of ``step``."""
     while start < end:
         stop = min((start // step + 1) * step, end)
+        yield start, stop
+        start = stop
+
+
+def pieces(plan: SegmentPlan, start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
+    """Cut a range near the multiples of ``step``: at the first place behind each at which the plan may be cut."""
+    while start < end:
+        stop = min(plan.cut((start // step + 1) * step), end)
         yield start, stop
         start = stop
 

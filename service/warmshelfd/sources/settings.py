@@ -84,7 +84,12 @@ class SourceSettings(BaseModel):
 
 
 def read_secret(reference: str) -> bytes:
-    """Return a secret's value without the line break at its end.
+    """Return a secret's value without the line break at its end; errors as ``read_key``."""
+    return read_key(reference).removesuffix(b"\n").removesuffix(b"\r")
+
+
+def read_key(reference: str) -> bytes:
+    """Return a secret's value as it is: the last byte of a key may look like a line break.
 
     Raises:
         InvalidConfig: the variable is not set, or the file cannot be read or is too long. Never has the value.
@@ -102,7 +107,7 @@ def read_secret(reference: str) -> bytes:
         raise InvalidConfig(f"{name!r}, which is to hold a secret, cannot be read: {error.strerror}") from error
     if len(value) > SECRET_BYTES_MAX:
         raise InvalidConfig(f"{name!r} has more than the {SECRET_BYTES_MAX} bytes of a secret", path=name)
-    return value.removesuffix(b"\n").removesuffix(b"\r")
+    return value
 
 
 def is_below(uri: str, prefix: str) -> bool:
