@@ -259,7 +259,8 @@ class Loader:
             job.source.read_into(names[file_index], offset, view)
 
         small = read_small_files(job.source, job.examined)
-        writer.fill(read, threads=self._read_threads, cancelled=cancelled, progress=load.advance)
+        threads = max(self._read_threads, job.source.reads_at_once)
+        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance)
         return small
 
     def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:

@@ -170,6 +170,14 @@ class Settings(BaseSettings):
     """Adapters that load at once, never behind a base."""
     read_threads: Count = 4
     """Parallel reads of one base's load."""
+    source_read_threads: Count = 8
+    """Parallel reads of one load from S3 or a hub, each of some MiB: one alone is as slow as one connection is."""
+    source_connect_seconds: Seconds = 5.0
+    """How long a remote source's server may take to accept a connection; a lost packet costs 1 to 3 s."""
+    source_stall_seconds: Seconds = 15.0
+    """How long it may send nothing in an answer before the request is made anew."""
+    source_retry_seconds: Seconds = 30.0
+    """How long a request to it is tried again after failures, with growing waits; then the caller is told."""
     reserve_bytes: Size = 512 << 20
     """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
     With the budget it must fit into the cgroup's limit."""

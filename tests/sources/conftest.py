@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.weed import Bucket, Weed, weed
 from warmshelfd.sources.file import FileOpener
 
 
@@ -35,3 +36,16 @@ def outside(tmp_path: Path) -> Path:
 @pytest.fixture
 def opener(root: Path) -> FileOpener:
     return FileOpener([str(root)])
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
+    """A real S3 server, one for all tests; each takes a bucket of its own."""
+    with weed(tmp_path_factory.mktemp("weed")) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: Weed, request: pytest.FixtureRequest) -> Bucket:
+    """An empty bucket."""
+    return s3.bucket(f"b{abs(hash(request.node.nodeid)) % 10**12}")

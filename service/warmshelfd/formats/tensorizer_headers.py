@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 from warmshelfd.domain.extents import TensorEntry
-from warmshelfd.formats.base import Files
+from warmshelfd.formats.base import Files, Range, expect
 from warmshelfd.formats.tensorizer_fields import malformed
 from warmshelfd.formats.tensorizer_hashes import HashedTensor
 from warmshelfd.formats.tensorizer_index import END_BYTES, Index, Row
@@ -62,6 +62,7 @@ def read_hashes(files: Files, index: Index, entries: Sequence[TensorEntry]) -> H
         MalformedArtifact: a header contradicts the index, or the file does not end well.
     """
     own = bytearray()
+    expect(files, _windows(files, index, entries))
     for group in _groups(zip(entries, index.rows(), strict=True)):
         start = group[0][1].header_offset
         window = files.read(index.file, start, group[-1][1].data_offset - start)
@@ -71,6 +72,14 @@ def read_hashes(files: Files, index: Index, entries: Sequence[TensorEntry]) -> H
             )
     _check_ending(files, index.file)
     return HashedTensors(index, entries, own)
+
+
+def _windows(files: Files, index: Index, entries: Sequence[TensorEntry]) -> Iterator[Range]:
+    """Yield every read that is coming, the file's end among them."""
+    for group in _groups(zip(entries, index.rows(), strict=True)):
+        start = group[0][1].header_offset
+        yield index.file, start, group[-1][1].data_offset - start
+    yield index.file, files.files()[index.file] - END_BYTES, END_BYTES
 
 
 _Pair = tuple[TensorEntry, Row]

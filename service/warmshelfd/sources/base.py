@@ -8,7 +8,10 @@ and safe to call from several threads at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+Range = tuple[str, int, int]
+"""A part of one file: its name, where it begins, how many bytes it has."""
 
 
 class OpenSource(ABC):
@@ -20,6 +23,9 @@ class OpenSource(ABC):
 
     uri: str
     """Where the files are, in canonical form and without secrets."""
+
+    reads_at_once: int = 1
+    """How many reads in parallel this kind of source needs to be fast; more are made where the daemon says so."""
 
     @abstractmethod
     def files(self) -> Mapping[str, int]:
@@ -44,6 +50,13 @@ class OpenSource(ABC):
         buffer = bytearray(size)
         self.read_into(name, offset, memoryview(buffer))
         return bytes(buffer)
+
+    def expect(self, ranges: Iterable[Range]) -> None:  # noqa: B027 - most sources have no use for it
+        """Say what will be read soon; a source with round trips reads all of it at once, up to the files' ends.
+
+        Raises:
+            SourceUnavailable: it cannot be read just now.
+        """
 
     @abstractmethod
     def fingerprint(self, names: Sequence[str]) -> str:
