@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import trustme
+
 from kit.processes import eventually
 
 ACCESS_KEY, SECRET_KEY = "AKID5CANARY1", "s3-canary-2-secret-key"
@@ -27,19 +29,24 @@ REGION = "us-east-1"
 START_SECONDS = 30
 _PORTS = (
     *("-master.port", "-master.port.grpc", "-volume.port", "-volume.port.grpc"),
-    *("-filer.port", "-filer.port.grpc", "-s3.port", "-s3.port.grpc", "-s3.port.iceberg", "-s3.port.lance"),
+    *("-filer.port", "-filer.port.grpc", "-s3.port", "-s3.port.https", "-s3.port.grpc", "-s3.port.iceberg", "-s3.port.lance"),
 )
 
 
 class Weed:
     """One running server."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
+    def __init__(self, host: str, port: int, tls_port: int, authority: Path) -> None:
+        self.host, self.port, self.tls_port = host, port, tls_port
+        self.authority = authority  # PEM file of who vouches for the server
 
     @property
     def endpoint(self) -> str:
         return f"http://{self.host}:{self.port}"
+
+    @property
+    def tls_endpoint(self) -> str:
+        return f"https://{self.host}:{self.tls_port}"
 
     def bucket(self, name: str) -> Bucket:
         return Bucket(self, name)
@@ -101,18 +108,24 @@ def weed(directory: Path) -> Iterator[Weed]:
         {"name": "anonymous", "actions": [f"Read:{PUBLIC_BUCKET}", f"List:{PUBLIC_BUCKET}"]},
     ]
     (directory / "users.json").write_text(json.dumps({"identities": users}))
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(directory / "authority.pem"))
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(str(directory / "cert.pem"))
+    certificate.private_key_pem.write_to_path(str(directory / "key.pem"))
     ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
     command = [
         str(Path(sys.executable).parent / "weed"),
         *("server", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
         *("-s3", f"-s3.config={directory}/users.json", "-volume.max=0", "-master.volumeSizeLimitMB=64"),
+        *(f"-s3.cert.file={directory}/cert.pem", f"-s3.key.file={directory}/key.pem"),
         *(f"{option}={port}" for option, port in ports.items()),
     ]
     log = directory / "weed.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=directory)
     try:
-        server = Weed("127.0.0.1", ports["-s3.port"])
+        server = Weed("127.0.0.1", ports["-s3.port"], ports["-s3.port.https"], directory / "authority.pem")
         eventually(lambda: _stores(server, process), f"weed stores something; see {log}", START_SECONDS)
         yield server
     finally:

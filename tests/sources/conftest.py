@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from kit.weed import Bucket, Weed, weed
+from kit.fault_proxy import FaultProxy
+from kit.weed import ACCESS_KEY, SECRET_KEY, Bucket, Weed, weed
 from warmshelfd.sources.file import FileOpener
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_open() -> Iterator[None]:
+def nothing_stays_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "s3" in request.fixturenames:  # its connections are kept for the next source
+        yield
+        return
     before = set(os.listdir("/proc/self/fd"))
     yield
     assert set(os.listdir("/proc/self/fd")) <= before  # what other tests left may have been closed meanwhile
@@ -43,6 +47,20 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
     """A real S3 server, one for all tests; each takes a bucket of its own."""
     with weed(tmp_path_factory.mktemp("weed")) as server:
         yield server
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the server's keys where the settings of ``kit.s3_opening`` look for them."""
+    monkeypatch.setenv("KEY_OF_TEST", ACCESS_KEY)
+    monkeypatch.setenv("SECRET_OF_TEST", SECRET_KEY)
+
+
+@pytest.fixture
+def proxy(s3: Weed) -> Iterator[FaultProxy]:
+    """A proxy before the server, in which faults can be made."""
+    with FaultProxy(s3.host, s3.port) as it:
+        yield it
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kit.fault_proxy import FaultProxy, IgnoreConditions
 from kit.models import filled, pattern, safetensors_bytes, write_shards
+from kit.s3_opening import QUICK, opener_of
 from kit.weed import ACCESS_KEY, PUBLIC_BUCKET, SECRET_KEY, Bucket, Weed
 from warmshelf.errors import (
     InvalidSpec,
@@ -26,33 +26,9 @@ from warmshelfd.inspecting import Sources
 from warmshelfd.sources import s3 as s3_module
 from warmshelfd.sources.base import OpenSource
 from warmshelfd.sources.s3 import S3Opener
-from warmshelfd.sources.s3_store import RemoteLimits
 from warmshelfd.sources.settings import SourceSettings
 
-QUICK = RemoteLimits(connect_seconds=1, stall_seconds=0.3, retry_seconds=1)
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_open() -> None:
-    """Connections do: they are kept for the next source."""
-
-
-@pytest.fixture(autouse=True)
-def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KEY_OF_TEST", ACCESS_KEY)
-    monkeypatch.setenv("SECRET_OF_TEST", SECRET_KEY)
-
-
-@pytest.fixture
-def proxy(s3: Weed) -> Iterator[FaultProxy]:
-    with FaultProxy(s3.host, s3.port) as it:
-        yield it
-
-
-def opener_of(endpoint: str, *allowed: str, **fields: object) -> S3Opener:
-    keys = {"access_key_id": "env:KEY_OF_TEST", "secret_access_key": "env:SECRET_OF_TEST"}
-    told = {"prefix": "s3://", "endpoint": endpoint, "region": "us-east-1", **keys, **fields}
-    return S3Opener(allowed, [SourceSettings.model_validate(told)], QUICK)
+pytestmark = pytest.mark.usefixtures("keys")
 
 
 @pytest.fixture
