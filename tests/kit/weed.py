@@ -29,7 +29,15 @@ REGION = "us-east-1"
 START_SECONDS = 30
 _PORTS = (
     *("-master.port", "-master.port.grpc", "-volume.port", "-volume.port.grpc"),
-    *("-filer.port", "-filer.port.grpc", "-s3.port", "-s3.port.https", "-s3.port.grpc", "-s3.port.iceberg", "-s3.port.lance"),
+    *(
+        "-filer.port",
+        "-filer.port.grpc",
+        "-s3.port",
+        "-s3.port.https",
+        "-s3.port.grpc",
+        "-s3.port.iceberg",
+        "-s3.port.lance",
+    ),
 )
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kit.fault_proxy import FaultProxy
+from kit.processes import Daemon
 from kit.weed import ACCESS_KEY, SECRET_KEY, Bucket, Weed, weed
 from warmshelfd.sources.file import FileOpener
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open(request: pytest.FixtureRequest) -> Iterator[None]:
-    if "s3" in request.fixturenames:  # its connections are kept for the next source
+    if {"s3", "daemon"} & set(request.fixturenames):  # its connections are kept for the next source
         yield
         return
     before = set(os.listdir("/proc/self/fd"))
@@ -67,3 +70,15 @@ def proxy(s3: Weed) -> Iterator[FaultProxy]:
 def bucket(s3: Weed, request: pytest.FixtureRequest) -> Bucket:
     """An empty bucket."""
     return s3.bucket(f"b{abs(hash(request.node.nodeid)) % 10**12}")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon that is not started yet; checked at the end."""
+    with tempfile.TemporaryDirectory(prefix="warmshelf-test-", dir="/dev/shm", ignore_cleanup_errors=True) as arena:
+        (tmp_path / "models").mkdir()
+        it = Daemon(tmp_path, Path(arena), tmp_path / "models")
+        yield it
+        if it.process is not None:
+            it.kill(signal.SIGTERM)
+            it.check()
