@@ -13,8 +13,9 @@ from warmshelf.errors import InvalidConfig, InvalidSpec
 from warmshelfd.settings import Settings
 from warmshelfd.sources.base import SourceOpener
 from warmshelfd.sources.file import FileOpener
+from warmshelfd.sources.hub import HubOpener
+from warmshelfd.sources.limits import RemoteLimits
 from warmshelfd.sources.s3 import S3Opener
-from warmshelfd.sources.s3_store import RemoteLimits
 
 
 def openers(settings: Settings) -> Mapping[str, SourceOpener]:
@@ -27,6 +28,8 @@ def openers(settings: Settings) -> Mapping[str, SourceOpener]:
     try:
         if find_spec("obstore"):
             found["s3"] = S3Opener(_allowed(settings, "s3"), settings.source, _remote_limits(settings))
+        if find_spec("huggingface_hub"):
+            found["hf"] = HubOpener(_allowed(settings, "hf"), settings.source, _remote_limits(settings))
     except InvalidSpec as error:
         raise InvalidConfig(f"allow_source: {error.message}") from None
     return found

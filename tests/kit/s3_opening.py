@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from warmshelfd.sources.limits import RemoteLimits
 from warmshelfd.sources.s3 import S3Opener
-from warmshelfd.sources.s3_store import RemoteLimits
 from warmshelfd.sources.settings import SourceSettings
 
 QUICK = RemoteLimits(connect_seconds=1, stall_seconds=0.3, retry_seconds=1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from warmshelf.errors import InvalidConfig, InvalidSpec
-from warmshelfd.sources.s3_store import RemoteLimits, Secrets, read_secrets, store_options
+from warmshelfd.sources.limits import RemoteLimits
+from warmshelfd.sources.s3_store import Secrets, read_secrets, store_options
 from warmshelfd.sources.s3_uri import parse_s3_uri
 from warmshelfd.sources.settings import SourceSettings
 

@@ -28,7 +28,8 @@ from warmshelf.errors import (
 )
 from warmshelfd.sources.ahead import ReadAhead
 from warmshelfd.sources.base import OpenSource, Range, SourceOpener
-from warmshelfd.sources.s3_store import RemoteLimits, S3Stores, error_of
+from warmshelfd.sources.limits import RemoteLimits
+from warmshelfd.sources.s3_store import S3Stores, error_of
 from warmshelfd.sources.s3_uri import S3Place, parse_s3_uri
 from warmshelfd.sources.settings import SourceSettings, is_below
 

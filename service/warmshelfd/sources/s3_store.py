@@ -24,6 +24,7 @@ from warmshelf.errors import (
     SourceUnavailable,
     WarmshelfError,
 )
+from warmshelfd.sources.limits import RemoteLimits
 from warmshelfd.sources.s3_uri import S3Place
 from warmshelfd.sources.settings import SourceSettings, read_secret, settings_for
 
@@ -46,28 +47,6 @@ _CREDENTIAL_CODES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequ
 """Refusals that AWS sends as 400."""
 
 _REGION_CODES = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"})
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteLimits:
-    """How long a remote server may take, and how much is asked of it at once.
-
-    Attributes:
-        connect_seconds: to take a connection.
-        stall_seconds: between two pieces of an answer.
-        retry_seconds: from the first try of a request to the last.
-        reads_at_once: parallel reads of one load.
-    """
-
-    connect_seconds: float = 5.0
-    stall_seconds: float = 15.0
-    retry_seconds: float = 30.0
-    reads_at_once: int = 8
-
-    @property
-    def request_seconds(self) -> float:
-        """How long one try of a request may take: it is for some MiB, or for a page of a listing."""
-        return 4 * self.stall_seconds
 
 
 @dataclass(frozen=True, slots=True)
