@@ -76,12 +76,12 @@ def make_tensors(path: Path, safetensors: Path) -> Path:
     return path
 
 
-def read_with_tensorizer(path: Path, reader_count: int, *, verified: bool = False) -> Mapping[str, torch.Tensor]:
+def read_with_tensorizer(path: Path | str, reader_count: int, *, verified: bool = False) -> Mapping[str, torch.Tensor]:
     """Load a tensorizer file into memory, as a worker without warmshelf would."""
     return _whole(TensorDeserializer(str(path), device="cpu", num_readers=reader_count, verify_hash=verified))
 
 
-def read_with_streamer(path: Path) -> Mapping[str, torch.Tensor]:
+def read_with_streamer(path: Path | str) -> Mapping[str, torch.Tensor]:
     """Load a safetensors file into memory with the Run:ai streamer. Each tensor it yields is ours to keep."""
     with SafetensorsStreamer() as streamer:
         streamer.stream_file(str(path), device="cpu")

@@ -30,6 +30,7 @@ from benchmarks import (
     mapped,
     reload,
     restart,
+    s3,
     stream,
     tensorizer_file,
     trace,
@@ -43,6 +44,7 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "reload": reload.run,
     "cold": cold.run,
     "tensors": tensorizer_file.run,
+    "s3": s3.run,
     "stream": stream.run,
     "memory": loading_memory.run,
     "restart": restart.run,
@@ -51,7 +53,7 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "trace": trace.run,
 }
 
-PEERS = ("grpcio", "peft", "runai-model-streamer", "safetensors", "tensorizer", "torch")
+PEERS = ("grpcio", "peft", "obstore", "runai-model-streamer", "safetensors", "tensorizer", "torch")
 
 
 def main() -> int:

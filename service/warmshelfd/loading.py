@@ -260,7 +260,8 @@ class Loader:
 
         small = read_small_files(job.source, job.examined)
         threads = max(self._read_threads, job.source.reads_at_once)
-        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance)
+        gap_bytes = job.source.gap_bytes
+        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes)
         return small
 
     def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:

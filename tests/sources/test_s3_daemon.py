@@ -258,3 +258,20 @@ def test_secrets_are_nowhere_and_wrong_ones_are_told(daemon: Daemon, bucket: Buc
     assert len(texts) >= 8
     for canary in CANARIES:
         assert not [text for text in texts if canary in text]
+
+
+def test_an_adapter_of_many_small_tensors_is_loaded_by_few_requests(
+    daemon: Daemon, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """Each costs a round trip: to look, for every 4 MiB of the weights, and to be sure that nothing has changed."""
+    shapes = {name: shape for i in range(210) for name, shape in pair(f"layers.{i}.q_proj", 8, 1500, 1500).items()}
+    files = adapter_files(shapes)
+    bucket.put_all("lora/", files)
+    start(daemon, bucket, proxy.endpoint)
+    with daemon.connect() as shelf:
+        shelf.register("lora", f"{bucket.uri}/lora")
+        proxy.requests.clear()
+        with shelf.acquire("lora", timeout=20) as lease:
+            weights = b"".join(bytes(lease[name]) for name in shapes)
+    assert files["adapter_model.safetensors"].endswith(weights)
+    assert len(proxy.requests) <= 10 + len(weights) // (4 << 20)

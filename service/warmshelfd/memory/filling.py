@@ -2,14 +2,15 @@
 
 The order is what is fastest on a memory file system: the source reads straight
 into the mapping, and a block's CRC is computed right after it was read. Nothing is
-copied. Knows neither sources nor the arena.
+copied, but small tensors of a source to which each read is a round trip: those are
+read together. Knows neither sources nor the arena.
 """
 
 from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import crc32c
@@ -17,8 +18,8 @@ import crc32c
 from warmshelf.errors import LoadCancelled
 from warmshelf.segment import BLOCK_BYTES, Section, block_count
 from warmshelfd import failpoints
-from warmshelfd.domain.extents import SegmentPlan
-from warmshelfd.memory.parts import PART_BYTES, blocks_in, extents_in, ranges, take_in_turn
+from warmshelfd.domain.extents import Extent, SegmentPlan
+from warmshelfd.memory.parts import PART_BYTES, blocks_in, extents_in, gathered, ranges, take_in_turn
 
 READ_BYTES = 4 * BLOCK_BYTES
 """What is asked of a source at once: enough for a remote one to be worth its round trip, little
@@ -40,6 +41,8 @@ class Filling:
         read: reads from the source.
         cancelled: asked before every read.
         progress: told the bytes read so far.
+        gap_bytes: bytes of a file that are rather read along than left out, where each read costs a round trip; 0
+            where it costs none.
         crcs: the CRC of each block, as far as they are known.
     """
 
@@ -50,6 +53,7 @@ class Filling:
     read: Read
     cancelled: Callable[[], bool]
     progress: Callable[[int], None]
+    gap_bytes: int = 0
     crcs: array[int] = field(init=False)
     _done_bytes: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock)  # guards _done_bytes and the order of progress
@@ -59,7 +63,9 @@ class Filling:
 
     def run(self, threads: int) -> None:
         """Fill the segment; the first error of any thread is raised when all have stopped."""
-        take_in_turn(list(ranges(0, len(self.view), PART_BYTES)), self.fill_part, threads)
+        # Where reads cost round trips, also the few MiB of an adapter are read by several threads.
+        part_bytes = READ_BYTES if self.gap_bytes else PART_BYTES
+        take_in_turn(list(ranges(0, len(self.view), part_bytes)), self.fill_part, threads)
 
     def fill_part(self, part: tuple[int, int], failed: Callable[[], bool]) -> None:
         """Fill one range of the segment, unless another thread has failed."""
@@ -76,14 +82,29 @@ class Filling:
 
     def _read(self, start: int, end: int) -> None:
         done = 0
-        for extent in extents_in(self.plan.extents, start, end):
-            with self.view[extent.segment_offset : extent.segment_offset + extent.size] as view:
-                self.read(extent.file_index, extent.file_offset, view)
-            done += extent.size
+        for group in gathered(extents_in(self.plan.extents, start, end), self.gap_bytes):
+            if len(group) == 1:
+                self._read_one(group[0])
+            else:
+                self._read_group(group)
+            done += sum(extent.size for extent in group)
         if done:
             with self._counting:
                 self._done_bytes += done
                 self.progress(self._done_bytes)
+
+    def _read_one(self, extent: Extent) -> None:
+        with self.view[extent.segment_offset : extent.segment_offset + extent.size] as view:
+            self.read(extent.file_index, extent.file_offset, view)
+
+    def _read_group(self, group: Sequence[Extent]) -> None:
+        """Read what spans the extents, and copy each to its place."""
+        first, last = group[0], group[-1]
+        span = memoryview(bytearray(last.file_offset + last.size - first.file_offset))
+        self.read(first.file_index, first.file_offset, span)
+        for extent in group:
+            start = extent.file_offset - first.file_offset
+            self.view[extent.segment_offset : extent.segment_offset + extent.size] = span[start : start + extent.size]
 
     def _note_crcs(self, start: int, end: int) -> None:
         for index, first, last in blocks_in(self.data, start, end):

@@ -301,7 +301,15 @@ class SegmentWriter:
             raise Internal(f"segment {self.segment_id} is not filled")
         return memoryview(self._file.map).toreadonly()
 
-    def fill(self, read: Read, *, threads: int, cancelled: Callable[[], bool], progress: Callable[[int], None]) -> None:
+    def fill(
+        self,
+        read: Read,
+        *,
+        threads: int,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int], None],
+        gap_bytes: int = 0,
+    ) -> None:
         """Bring all data in.
 
         Args:
@@ -309,13 +317,16 @@ class SegmentWriter:
             threads: how many.
             cancelled: asked before every read.
             progress: told the bytes read so far, ever more of them.
+            gap_bytes: bytes between tensors that are rather read along, where each read costs a round trip.
 
         Raises:
             ArenaFull: the file system did not give what was reserved.
             LoadCancelled: ``cancelled`` said so.
         """
         with memoryview(self._file.map) as view:
-            filling = Filling(view, self._plan, self._sections.data, self._allocate, read, cancelled, progress)
+            filling = Filling(
+                view, self._plan, self._sections.data, self._allocate, read, cancelled, progress, gap_bytes
+            )
             filling.run(threads)
         self._crcs = filling.crcs.tobytes()
         self._filled = True

@@ -27,6 +27,9 @@ class OpenSource(ABC):
     reads_at_once: int = 1
     """How many reads in parallel this kind of source needs to be fast; more are made where the daemon says so."""
 
+    gap_bytes: int = 0
+    """How many bytes are read as soon as one more request is made; 0 where a read costs no round trip."""
+
     @abstractmethod
     def files(self) -> Mapping[str, int]:
         """Return the size in bytes of every file, by its name relative to the source.

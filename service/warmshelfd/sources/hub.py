@@ -31,7 +31,7 @@ from warmshelfd.sources.ahead import ReadAhead
 from warmshelfd.sources.base import OpenSource, Range, SourceOpener
 from warmshelfd.sources.hub_reading import HubReader, retried
 from warmshelfd.sources.hub_uri import HubPlace, check_revision, parse_hub_uri
-from warmshelfd.sources.limits import RemoteLimits
+from warmshelfd.sources.limits import GAP_BYTES, RemoteLimits
 from warmshelfd.sources.settings import SourceSettings, is_below, read_secret, settings_for
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class HubSource(OpenSource):
     def __init__(self, hub: Hub, place: HubPlace, revision: str, limits: RemoteLimits) -> None:
         """Look at what the URI names; the errors are those of ``SourceOpener.open``."""
         self.uri = place.uri
+        self.gap_bytes = GAP_BYTES
         self.reads_at_once = limits.reads_at_once
         with translated(self.uri):
             info = retried(self.uri, lambda: _model_info(hub, place, revision, limits), limits)

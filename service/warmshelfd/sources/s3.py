@@ -28,7 +28,7 @@ from warmshelf.errors import (
 )
 from warmshelfd.sources.ahead import ReadAhead
 from warmshelfd.sources.base import OpenSource, Range, SourceOpener
-from warmshelfd.sources.limits import RemoteLimits
+from warmshelfd.sources.limits import GAP_BYTES, RemoteLimits
 from warmshelfd.sources.s3_store import S3Stores, error_of
 from warmshelfd.sources.s3_uri import S3Place, parse_s3_uri
 from warmshelfd.sources.settings import SourceSettings, is_below
@@ -96,6 +96,7 @@ class S3Source(OpenSource):
     def __init__(self, store: S3Store, place: S3Place, reads_at_once: int) -> None:
         """Look at what the URI names; the errors are those of ``SourceOpener.open``."""
         self.uri = place.uri
+        self.gap_bytes = GAP_BYTES
         self.reads_at_once = reads_at_once
         self._store = store
         self._place = place
