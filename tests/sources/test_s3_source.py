@@ -257,7 +257,7 @@ def test_reading_past_the_end_is_refused_without_asking(opener: S3Opener, bucket
 
 
 def test_inspecting_a_hundred_shards_asks_once_for_each(bucket: Bucket, proxy: FaultProxy, tmp_path: Path) -> None:
-    """Beside the listings: at opening, and for the fingerprint."""
+    """Beside the listing."""
     paths = write_shards(tmp_path / "m", [{f"t{i}": filled(i)["w"]} for i in range(100)])
     bucket.put_all(
         "m/", {path.name: path.read_bytes() for path in (*paths, tmp_path / "m/model.safetensors.index.json")}
@@ -268,17 +268,15 @@ def test_inspecting_a_hundred_shards_asks_once_for_each(bucket: Bucket, proxy: F
     assert examined.inspection.tensor_count == 100
     objects = [request.target for request in proxy.requests if request.range]
     assert len(objects) == len(set(objects)) == 101
-    assert len(proxy.requests) == 103
+    assert len(proxy.requests) == 102
 
 
-def test_a_single_object_is_inspected_by_one_request_and_one_for_the_fingerprint(
-    bucket: Bucket, proxy: FaultProxy
-) -> None:
+def test_a_single_object_is_inspected_by_one_request(bucket: Bucket, proxy: FaultProxy) -> None:
     bucket.put("m.safetensors", safetensors_bytes(filled(1)))
     Sources({"s3": opener_of(proxy.endpoint, bucket.uri)}, FormatLimits()).inspect(
         source_of(f"{bucket.uri}/m.safetensors")
     )
-    assert [request.method for request in proxy.requests] == ["GET", "HEAD"]
+    assert [request.method for request in proxy.requests] == ["GET"]
 
 
 def test_what_no_format_reads_is_not_downloaded(bucket: Bucket, proxy: FaultProxy) -> None:

@@ -102,6 +102,7 @@ class S3Source(OpenSource):
         self._place = place
         self._ahead = ReadAhead(self._fetch)
         self._look, self._objects = self._find()  # by name; not changed after this
+        self._is_fresh = True  # until the first fingerprint
         self._sizes = MappingProxyType({name: found.size_bytes for name, found in self._objects.items()})
 
     def files(self) -> Mapping[str, int]:
@@ -124,8 +125,13 @@ class S3Source(OpenSource):
             self._read(found, offset, view)
 
     def fingerprint(self, names: Sequence[str]) -> str:
-        """Return a digest of how the named objects look now."""
-        now = self._look()
+        """Return a digest of how the named objects look now.
+
+        The first time that is how they looked at opening: all that was read until then was read on that
+        condition, and asking again costs a round trip of each registration and load.
+        """
+        now = self._objects if self._is_fresh else self._look()
+        self._is_fresh = False
         digest = hashlib.sha256()
         for name in sorted(names):
             if name not in now:
