@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RETRIES_MAX = 10
 """Most tries; the time they may take ends them first."""
 
-_WAIT_FIRST_SECONDS, _WAIT_MAX_SECONDS = 0.1, 5.0
+_WAIT_FIRST_SECONDS, _WAIT_MAX_SECONDS, _JITTER_SECONDS = 0.1, 5.0, 0.1
 
 T = TypeVar("T")
 
@@ -59,6 +59,7 @@ def retried(what: str, function: Callable[[], T], limits: RemoteLimits) -> T:
             timeout=limits.retry_seconds,
             wait_initial=_WAIT_FIRST_SECONDS,
             wait_max=_WAIT_MAX_SECONDS,
+            wait_jitter=_JITTER_SECONDS,
         )(_TryAgainError, attempt)
     except _TryAgainError as error:
         raise SourceUnavailable(f"{what} cannot be read: {error}") from None
