@@ -28,7 +28,9 @@ from benchmarks import (
     loading_memory,
     many_tensors,
     mapped,
+    redis,
     reload,
+    request_payload,
     restart,
     s3,
     stream,
@@ -45,12 +47,14 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "cold": cold.run,
     "tensors": tensorizer_file.run,
     "s3": s3.run,
+    "redis": redis.run,
     "stream": stream.run,
     "memory": loading_memory.run,
     "restart": restart.run,
     "health": health.run,
     "experts": many_tensors.run,
     "trace": trace.run,
+    "payload": request_payload.run,
 }
 
 PEERS = ("grpcio", "peft", "obstore", "runai-model-streamer", "safetensors", "tensorizer", "torch")

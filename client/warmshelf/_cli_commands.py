@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Optional
 
 import typer
 
-from warmshelf import _cli_bench
+from warmshelf import _cli_bench, _cli_push
 from warmshelf import _cli_render as render
+from warmshelf._cli_push_store import push_to_store
 from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.client import Shelf, connect
 from warmshelf.errors import DaemonUnreachable, InvalidRequest, WarmshelfError
@@ -100,6 +102,7 @@ def register(
     replace: Annotated[bool, typer.Option("--replace", help="Replace what the ID means now.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Accept other bytes at the source later.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Never evict it to make room.")] = False,
+    defer: Annotated[bool, typer.Option("--defer", help="Look at the source at the first load only.")] = False,
     address: Address = None,
     output: Output = None,
 ) -> None:
@@ -108,8 +111,57 @@ def register(
         raise typer.BadParameter("--replace and --follow exclude each other")
     with _daemon(context, address) as shelf:
         artifact = shelf.register(
-            artifact_id, source, base=base, digest=digest, revision=revision, replace=replace, follow=follow, keep=keep
+            artifact_id,
+            source,
+            base=base,
+            digest=digest,
+            revision=revision,
+            replace=replace,
+            follow=follow,
+            keep=keep,
+            defer=defer,
         )
+        _print_artifact(artifact, _output(context, output))
+
+
+@app.command("register-many")
+def register_many(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines with id, source and more; - for stdin.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what the IDs mean now.")] = False,
+    defer: Annotated[bool, typer.Option("--defer", help="Look at each source at its first load only.")] = False,
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Make many artifacts known: a line has id, source, and base, digest, revision, follow, keep."""
+    try:
+        found = _cli_push.read_lines(file)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="FILE") from None
+    with _daemon(context, address) as shelf:
+        outcomes = shelf.register_many(found, replace=replace, defer=defer)
+    refused = _cli_push.show_outcomes(outcomes, _output(context, output))
+    raise typer.Exit(REFUSED_STATUS if refused else 0)
+
+
+@app.command()
+def push(
+    context: typer.Context,
+    artifact_id: Id,
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="A directory of this host, or a file of weights.")],
+    store: Annotated[
+        str, typer.Option(metavar="URL", help="Write to a store, redis://HOST:PORT/DB, instead of to the daemon.")
+    ] = "",
+    base: Annotated[str, typer.Option(metavar="BASE_ID", help="The base of an adapter.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what the ID means now.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Never evict it to make room.")] = False,
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Send local files to the daemon, which keeps them, or to a store; afterwards the ID is enough."""
+    with _daemon(context, address) as shelf:
+        send: Callable[..., Artifact] = partial(push_to_store, store_url=store) if store else _cli_push.push
+        artifact = send(shelf, artifact_id, directory, base=base, replace=replace, keep=keep)
         _print_artifact(artifact, _output(context, output))
 
 

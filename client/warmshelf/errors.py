@@ -18,7 +18,6 @@ from warmshelf._error import WarmshelfError as WarmshelfError
 
 DOMAIN = "warmshelf.v1"
 """The ``domain`` of every ``google.rpc.ErrorInfo`` sent by the daemon."""
-
 _NUMBER_SUFFIXES = ("_bytes", "_count", "_seconds", "_max", "_index", "_number")
 
 
@@ -58,6 +57,12 @@ class ArtifactNotFound(_CallerError):
 
 class SegmentNotFound(_CallerError):
     """The leased layout has no such segment."""
+
+    code = Code.NOT_FOUND
+
+
+class PushNotFound(_CallerError):
+    """No push of this number is under way: it was finished, dropped, or never begun. Begin anew."""
 
     code = Code.NOT_FOUND
 
@@ -249,6 +254,33 @@ class TooManyStreams(WarmshelfError):
     retryable = True
 
 
+class TooManyPushes(WarmshelfError):
+    """As many pushes are unfinished as the daemon allows."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
+class SpoolFull(WarmshelfError):
+    """There is no room for the push in the spool, or on its disk."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
+class LargerThanSpool(WarmshelfError):
+    """The push can never fit into the spool. Do not retry."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class SpoolUnavailable(WarmshelfError):
+    """The spool cannot be written or read just now."""
+
+    code = Code.UNAVAILABLE
+    retryable = True
+
+
 class PinningFailed(WarmshelfError):
     """Page-locking is required and was refused."""
 
@@ -277,7 +309,7 @@ class LoadCancelled(WarmshelfError):
 
 
 class StreamStalled(WarmshelfError):
-    """The reader took nothing for too long; resume where it stopped."""
+    """The other side took or sent nothing for too long; resume where it stopped."""
 
     code = Code.ABORTED
     retryable = True

@@ -72,6 +72,11 @@ class Sources:
         """Return the source with its URI in the one spelling under which it is kept."""
         return dataclasses.replace(source, uri=self._opener(source.uri).canonical(source.uri))
 
+    def place(self, source: Source) -> str:
+        """Return what is waited for where the source is read, such as a server; "" for this node or an unknown kind."""
+        opener = self._openers.get(_scheme(source.uri))
+        return opener.place(source.uri) if opener is not None else ""
+
     def open(self, source: Source) -> OpenSource:
         """Open a source."""
         return self._opener(source.uri).open(source.uri, source.revision)
@@ -84,13 +89,8 @@ class Sources:
         small = sum(sizes[name] + len(name.encode()) + 16 for name in prepared.inspected.small_files)
         return Examined(prepared, opened.fingerprint(prepared.inspected.all_names), small)
 
-    def inspect(self, source: Source) -> Examined:
-        """Open, examine and close a source."""
-        with self.open(source) as opened:
-            return self.examine(opened)
-
     def _opener(self, uri: str) -> SourceOpener:
-        scheme = uri.partition("://")[0].lower() if "://" in uri else "file"
+        scheme = _scheme(uri)
         opener = self._openers.get(scheme)
         if opener is None:
             hint = f". pip install 'warmshelf[{_EXTRAS[scheme]}]' adds it" if scheme in _EXTRAS else ""
@@ -98,6 +98,10 @@ class Sources:
                 f"no source for scheme {scheme!r}; there are {', '.join(self.schemes)}{hint}", scheme=scheme
             )
         return opener
+
+
+def _scheme(uri: str) -> str:
+    return uri.partition("://")[0].lower() if "://" in uri else "file"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TypeVar
@@ -34,6 +34,7 @@ from warmshelfd.digesting import (
 from warmshelfd.formats.base import Inspected
 from warmshelfd.inspecting import Examined, Sources, check_kind, config_of, outline_segment, read_small_files
 from warmshelfd.memory.segment import Segment, SegmentWriter
+from warmshelfd.pools import LoadThreads, Pools
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.residency import Residency, Waiters
 from warmshelfd.running import run_stoppable, run_to_the_end
@@ -88,6 +89,7 @@ class _Job:
     """
 
     known: Registration
+    place: str
     source: OpenSource
     examined: Examined
     found: Registration
@@ -112,16 +114,6 @@ class Loaded:
     unverified: Inspected | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoadThreads:
-    """How many loads and inspections run at once, and how many reads each load makes in parallel."""
-
-    bases: int
-    adapters: int
-    inspections: int
-    reads: int
-
-
 class Loader:
     """Carries out loads."""
 
@@ -131,32 +123,26 @@ class Loader:
         self._arena = residency.arena
         self._registry = registry
         self._read_threads = threads.reads
-        # Adapters have their own threads, so they never wait behind a base.
-        self._threads = {
-            ArtifactKind.BASE: executor(threads.bases, "load-base"),
-            ArtifactKind.ADAPTER: executor(threads.adapters, "load-adapter"),
-            ArtifactKind.UNKNOWN: executor(threads.inspections, "inspect"),
-        }
+        self._pools = Pools(threads)
 
     async def inspect(self, source: Source) -> Examined:
         """Inspect a source and say how much room it will take."""
 
-        def inspect(_: Cancelled) -> Examined:
-            examined = self._sources.inspect(source)
+        def inspect(opened: OpenSource, _: Cancelled) -> Examined:
+            examined = self._sources.examine(opened)
             return dataclasses.replace(examined, size_bytes=outline_segment(self._arena, examined).size_bytes)
 
-        return await self._run(ArtifactKind.UNKNOWN, inspect)
+        return await self._with_source(source, inspect)
 
     async def digest_source(self, source: Source) -> str:
         """Return the content digest that loading the source would give, without keeping its bytes."""
 
-        def digest(cancelled: Cancelled) -> str:
-            with self._sources.open(source) as opened:
-                inspected = (examined := self._sources.examine(opened)).inspected
-                config = config_of(inspected.kind, read_small_files(opened, examined))
-                return source_digest(opened, inspected, config, cancelled)
+        def digest(opened: OpenSource, cancelled: Cancelled) -> str:
+            inspected = (examined := self._sources.examine(opened)).inspected
+            config = config_of(inspected.kind, read_small_files(opened, examined))
+            return source_digest(opened, inspected, config, cancelled)
 
-        return await self._run(ArtifactKind.UNKNOWN, digest)
+        return await self._with_source(source, digest)
 
     async def run(
         self,
@@ -176,13 +162,14 @@ class Loader:
         """
         failpoints.hit("load.started")
         opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
+        inspections = self._pools.of(ArtifactKind.UNKNOWN, place := self._sources.place(known.spec.source))
         try:
-            await self._run(ArtifactKind.UNKNOWN, lambda _: opened.append(self._sources.open(known.spec.source)))
-            examined = await self._run(ArtifactKind.UNKNOWN, lambda _: self._sources.examine(opened[0]))
+            await run_stoppable(inspections, lambda _: opened.append(self._sources.open(known.spec.source)))
+            examined = await run_stoppable(inspections, lambda _: self._sources.examine(opened[0]), opened[0].stop)
             check_kind(known.spec, examined.inspected.kind)
             is_new = known.inspection is None or known.fingerprint != examined.fingerprint
             found = await complete(known, examined) if is_new else known
-            job = _Job(known, opened[0], examined, found, as_asked)
+            job = _Job(known, place, opened[0], examined, found, as_asked)
             must_hash = _must_hash(job)
             if known.digest and known.fingerprint == examined.fingerprint:
                 shared = await self._share(job, known.digest)
@@ -192,13 +179,14 @@ class Loader:
             try:
                 return await self._fill_and_seal(job, load, writer, must_hash)
             finally:  # nothing to do once it is published
-                await run_to_the_end(self._threads[job.kind], writer.abort)
+                await run_to_the_end(self._threads(job), writer.abort)
         finally:
             for source in opened:
                 source.close()
 
     async def _create(self, job: _Job, load: Load, reserved: Callable[[], None]) -> SegmentWriter:
-        outline = await self._run(ArtifactKind.UNKNOWN, lambda _: outline_segment(self._arena, job.examined))
+        inspections = self._pools.of(ArtifactKind.UNKNOWN, job.place)
+        outline = await run_stoppable(inspections, lambda _: outline_segment(self._arena, job.examined))
         load.enter(LoadPhase.RESERVE, outline.size_bytes)
         reservation = await self._residency.reserve(
             outline.size_bytes, job.kind, lambda: load.priority, load.wait_for_room
@@ -207,7 +195,7 @@ class Loader:
             reserved()
             failpoints.hit("load.reserved")
             return await run_to_the_end(
-                self._threads[job.kind],
+                self._threads(job),
                 lambda: self._arena.create(
                     reservation, outline.plan, outline.layout, outline.manifest_bytes_max, outline.segment_id
                 ),
@@ -218,23 +206,23 @@ class Loader:
 
     async def _fill_and_seal(self, job: _Job, load: Load, writer: SegmentWriter, must_hash: bool) -> Loaded:
         load.enter(LoadPhase.READ, job.examined.inspection.tensor_bytes)
-        small = await self._run(job.kind, lambda cancelled: self._fill(job, load, writer, cancelled))
+        small = await self._run(job, lambda cancelled: self._fill(job, load, writer, cancelled))
         failpoints.hit("load.read")
         load.enter(LoadPhase.VERIFY)
         config = config_of(job.kind, small)
-        digest = await self._run(job.kind, lambda cancelled: self._verify(job, writer, config, must_hash, cancelled))
+        digest = await self._run(job, lambda cancelled: self._verify(job, writer, config, must_hash, cancelled))
         failpoints.hit("load.verified")
         shared = await self._share(job, digest)
         if shared is not None:
             return shared
         load.enter(LoadPhase.SEAL)
         manifest = _manifest(job.examined, small, digest)
-        await self._run(job.kind, lambda _: writer.finish(manifest.SerializeToString()))
+        await self._run(job, lambda _: writer.finish(manifest.SerializeToString()))
         registration = _registration(job, digest, writer.segment_id, writer.size_bytes)
         await self._registry.put(registration)  # before the name: a file with a name is always known
         failpoints.hit("load.recorded")
         load.enter(LoadPhase.PIN)
-        segment = await run_to_the_end(self._threads[job.kind], writer.publish)
+        segment = await run_to_the_end(self._threads(job), writer.publish)
         unverified = None if must_hash or not job.examined.inspected.checks else job.examined.inspected
         return Loaded(segment, registration, unverified=unverified)
 
@@ -259,7 +247,7 @@ class Loader:
             job.source.read_into(names[file_index], offset, view)
 
         small = read_small_files(job.source, job.examined)
-        threads = max(self._read_threads, job.source.reads_at_once)
+        threads = _read_threads(self._read_threads, job.source)
         gap_bytes = job.source.gap_bytes
         writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes)
         return small
@@ -283,16 +271,41 @@ class Loader:
         _check_pinned(known, digest)
         return digest
 
-    async def _run(self, kind: ArtifactKind, function: Callable[[Cancelled], T]) -> T:
-        return await run_stoppable(self._threads[kind], function)
+    async def _run(self, job: _Job, function: Callable[[Cancelled], T]) -> T:
+        return await run_stoppable(self._threads(job), function, job.source.stop)
+
+    def _threads(self, job: _Job) -> Executor:
+        return self._pools.of(job.kind, job.place)
+
+    async def _with_source(self, source: Source, function: Callable[[OpenSource, Cancelled], T]) -> T:
+        """Open a source, do something with it in a thread, and close it."""
+        under_way: list[OpenSource] = []
+
+        def run(cancelled: Cancelled) -> T:
+            with self._sources.open(source) as opened:
+                under_way.append(opened)
+                if cancelled():  # before it could be told
+                    opened.stop()
+                return function(opened, cancelled)
+
+        def stop() -> None:
+            for opened in under_way:
+                opened.stop()
+
+        return await run_stoppable(self._pools.of(ArtifactKind.UNKNOWN, self._sources.place(source)), run, stop)
 
     def close(self) -> None:
         """Wait for the threads to end."""
-        for threads in self._threads.values():
-            threads.shutdown(wait=True)
+        self._pools.close()
 
 
 # --- parts ------------------------------------------------------------------
+
+
+def _read_threads(usual: int, source: OpenSource) -> int:
+    """Return how many reads of a source are made at once."""
+    threads = max(usual, source.parallel_reads_min)
+    return min(threads, source.parallel_reads_max or threads)
 
 
 def _must_hash(job: _Job) -> bool:
@@ -360,8 +373,3 @@ def _manifest(examined: Examined, small: Mapping[str, bytes], digest: str) -> ma
     )
     manifest.seal_time.FromDatetime(datetime.now(timezone.utc))
     return manifest
-
-
-def executor(threads: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool of named threads."""
-    return ThreadPoolExecutor(threads, name)

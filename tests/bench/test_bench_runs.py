@@ -20,12 +20,14 @@ ROW_COUNTS = {
     "cold": 8,
     "tensors": 2,
     "s3": 4,
+    "redis": 4,
     "stream": 1,
     "memory": 1,
     "restart": 3,
     "health": 1,
     "experts": 4,
     "trace": 1,
+    "payload": 2,
 }
 """Rows of each benchmark, where file systems may be mounted."""
 

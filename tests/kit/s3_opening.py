@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from warmshelfd.sources.limits import RemoteLimits
+from warmshelfd.sources.limits import RetryLimits, TimeLimits
 from warmshelfd.sources.s3 import S3Opener
 from warmshelfd.sources.settings import SourceSettings
 
-QUICK = RemoteLimits(connect_seconds=1, stall_seconds=0.3, retry_seconds=1)
+QUICK = TimeLimits(
+    connect_seconds=1,
+    answer_seconds=1,
+    stall_seconds=0.3,
+    retry=RetryLimits(attempts_max=10, total_seconds=1, wait_max_seconds=0.2),
+)
 
 
 def opener_of(endpoint: str, *allowed: str, **fields: object) -> S3Opener:

@@ -12,6 +12,7 @@ from kit.adapters import adapter_files, pair
 from kit.hub import TOKEN, Hub, hub
 from kit.models import filled, pattern, safetensors_bytes, write_shards
 from kit.processes import Daemon, read_all
+from kit.s3_opening import QUICK
 from warmshelf import errors
 from warmshelf.errors import InvalidSpec, SourceNotAllowed, SourceNotFound, SourceUnavailable, WarmshelfError
 from warmshelf.types import Source
@@ -19,10 +20,8 @@ from warmshelfd.formats.base import FormatLimits
 from warmshelfd.inspecting import Sources
 from warmshelfd.sources.hub import HubOpener
 from warmshelfd.sources.hub_uri import parse_hub_uri
-from warmshelfd.sources.limits import RemoteLimits
 from warmshelfd.sources.settings import SourceSettings
 
-QUICK = RemoteLimits(connect_seconds=1, stall_seconds=1, retry_seconds=1)
 SMALL, LARGE = b'{"a": 1}', pattern(3, 1 << 20)
 FILES = {"config.json": SMALL, "model.safetensors": LARGE, "sub/x.bin": b"sub", "sub/deep/y": b"deep"}
 
@@ -115,6 +114,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit_and_is_resolved_once(served: H
     assert found(opener, "hf://org/name@refs%2Fpr%2F1") == {"config.json": b"other"}
     assert found(opener, "hf://org/name", "refs/pr/1") == {"config.json": b"other"}
     with opener.open("hf://org/name") as source:
+        assert source.files().keys() == {"config.json", "model.safetensors"}
         repository.commit({"config.json": b"moved!!!", "model.safetensors": LARGE[::-1]})
         assert source.read("config.json", 0, len(SMALL)) == SMALL
         assert source.read("model.safetensors", 0, 1000) == LARGE[:1000]
@@ -160,14 +160,14 @@ def test_what_is_missing_is_named(served: Hub) -> None:
         ("hf://org/name/none", "no file 'none'"),
     ):
         with pytest.raises(SourceNotFound, match=words):
-            opener.open(uri)
+            opener.open(uri).files()
 
 
 def test_only_the_token_of_the_configuration_is_sent_and_only_to_the_hub(served: Hub) -> None:
     """The other server refuses any token."""
     served.repository("org/name").is_private = True
     with pytest.raises(SourceNotFound, match="private"):
-        opener_of(served).open("hf://org/name")
+        opener_of(served).open("hf://org/name").files()
     opener = opener_of(served, bearer_token="env:TOKEN_OF_TEST")
     assert found(opener, "hf://org/name")["model.safetensors"] == LARGE
 
@@ -216,13 +216,12 @@ def test_faults_that_stay_are_told_without_addresses(served: Hub, fault: str, va
 
 
 def test_a_hub_that_is_not_there_and_offline_mode_are_told(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = HubOpener(["hf://org"], [SourceSettings(prefix="hf://", endpoint="http://127.0.0.1:1")], QUICK)
     with pytest.raises(SourceUnavailable, match="no answer"):
-        HubOpener(["hf://org"], [SourceSettings(prefix="hf://", endpoint="http://127.0.0.1:1")], QUICK).open(
-            "hf://org/x"
-        )
+        nobody.open("hf://org/x").files()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(SourceUnavailable, match="HF_HUB_OFFLINE"):
-        opener_of(served).open("hf://org/name")
+        opener_of(served).open("hf://org/name").files()
 
 
 # --- through the daemon --------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from kit.fault_proxy import Busy, Cut, Fault, FaultProxy, Hold
 from kit.models import pattern
 from kit.s3_opening import QUICK, opener_of
 from kit.weed import Bucket
-from warmshelf.errors import SourceNotFound, SourceUnavailable
+from warmshelf.errors import LoadCancelled, SourceNotFound, SourceUnavailable, WarmshelfError
 from warmshelfd.sources.ahead import AHEAD_BYTES_MAX, ReadAhead
 from warmshelfd.sources.base import OpenSource
 from warmshelfd.sources.s3 import S3Opener
@@ -21,6 +22,7 @@ from warmshelfd.sources.settings import SourceSettings
 
 pytestmark = pytest.mark.usefixtures("keys")
 
+KEYS = {"access_key_id": "env:KEY_OF_TEST", "secret_access_key": "env:SECRET_OF_TEST"}
 DATA = pattern(7, 3 << 20)
 
 
@@ -56,17 +58,41 @@ def test_a_fault_that_stays_is_told_in_time_and_may_be_tried_again(
     began = time.monotonic()
     with pytest.raises(SourceUnavailable, match=words) as caught:
         source.read("m.safetensors", 1, len(DATA) - 1)
-    assert time.monotonic() - began < 2 * (QUICK.retry_seconds + QUICK.request_seconds)
+    assert time.monotonic() - began < 5
     assert caught.value.retryable
     assert "canary" not in str(caught.value).lower()
     assert caught.value.__cause__ is None
+
+
+def test_a_source_that_is_stopped_ends_its_reads_at_once(bucket: Bucket, proxy: FaultProxy) -> None:
+    """And later ones: none of them waits for the server, however patient the daemon is."""
+    bucket.put("m.safetensors", DATA)
+    patient = S3Opener([bucket.uri], [SourceSettings(prefix="s3://", endpoint=proxy.endpoint, **KEYS)])
+    with patient.open(f"{bucket.uri}/m.safetensors") as source:
+        source.files()
+        proxy.fault = hold = Hold()
+        caught: list[BaseException] = []
+        thread = threading.Thread(target=lambda: caught.append(failure_of(source)))
+        thread.start()
+        assert hold.reached.wait(10)
+        source.stop()
+        thread.join(5)
+        assert not thread.is_alive()
+        assert isinstance(caught[0], LoadCancelled)
+        assert isinstance(failure_of(source), LoadCancelled)
+
+
+def failure_of(source: OpenSource) -> WarmshelfError:
+    with pytest.raises(WarmshelfError) as caught:
+        source.read("m.safetensors", 1, len(DATA) - 1)
+    return caught.value
 
 
 def test_nobody_at_the_endpoint_is_told_in_time(bucket: Bucket) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(SourceUnavailable, match="no connection to the server"):
-        opener_of(f"http://127.0.0.1:{port}", bucket.uri).open(bucket.uri)
+        opener_of(f"http://127.0.0.1:{port}", bucket.uri).open(bucket.uri).files()
 
 
 def test_without_any_credentials_it_says_so(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +102,7 @@ def test_without_any_credentials_it_says_so(bucket: Bucket, monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     opener = S3Opener([bucket.uri], [SourceSettings(prefix="s3://", endpoint=bucket.server.endpoint)], QUICK)
     with pytest.raises(SourceUnavailable, match="no credentials were found"):
-        opener.open(bucket.uri)
+        opener.open(bucket.uri).files()
 
 
 # --- TLS ----------------------------------------------------------------------------
@@ -89,7 +115,7 @@ def test_a_private_authority_is_trusted_where_the_operator_says_so(bucket: Bucke
     with opener_of(endpoint, bucket.uri, ca_file=str(bucket.server.authority)).open(f"{bucket.uri}/x") as source:
         assert source.read("x", 0, 1) == b"x"
     with pytest.raises(SourceUnavailable, match="not trusted"):
-        opener_of(endpoint, bucket.uri, ca_file=str(stranger)).open(f"{bucket.uri}/x")
+        opener_of(endpoint, bucket.uri, ca_file=str(stranger)).open(f"{bucket.uri}/x").files()
 
 
 # --- reading ahead --------------------------------------------------------------------

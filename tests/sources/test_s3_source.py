@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ def test_listings_of_several_pages_are_read_whole(
         assert source.files().keys() == names.keys()
     monkeypatch.setattr(s3_module, "ENTRIES_MAX", 1199)
     with pytest.raises(InvalidSpec, match="more than 1199 keys"):
-        opener.open(f"{bucket.uri}/many")
+        opener.open(f"{bucket.uri}/many").files()
 
 
 def test_objects_have_no_revision(opener: S3Opener, bucket: Bucket) -> None:
@@ -132,10 +133,10 @@ def test_what_is_missing_and_what_is_forbidden_are_told_apart(
     bucket.put("x.safetensors", b"x")
     for uri in (f"{bucket.uri}/none", f"{bucket.uri}/none.safetensors"):
         with pytest.raises(SourceNotFound, match="no object has this key"):
-            opener.open(uri)
+            opener.open(uri).files()
     for uri in ("s3://nowhere-at-all/x", "s3://nowhere-at-all/x.safetensors"):
         with pytest.raises(SourceNotFound, match="no such bucket"):
-            opener_of(s3.endpoint, "s3://nowhere-at-all").open(uri)
+            opener_of(s3.endpoint, "s3://nowhere-at-all").open(uri).files()
     for fields, code in (
         ({"access_key_id": "env:WRONG_KEY"}, "InvalidAccessKeyId"),
         ({"secret_access_key": "env:WRONG_KEY"}, "SignatureDoesNotMatch"),
@@ -144,7 +145,7 @@ def test_what_is_missing_and_what_is_forbidden_are_told_apart(
         monkeypatch.setenv("WRONG_KEY", "WRONG5CANARY")
         for uri in (f"{bucket.uri}/x.safetensors", f"{bucket.uri}/dir"):
             with pytest.raises(SourceNotAllowed, match=rf"403 {code}.*Check the \[\[source\]\] table") as caught:
-                opener_of(s3.endpoint, bucket.uri, **fields).open(uri)
+                opener_of(s3.endpoint, bucket.uri, **fields).open(uri).files()
             assert "CANARY" not in str(caught.value) + repr(caught.value.details)
             assert caught.value.__cause__ is None
 
@@ -181,7 +182,7 @@ def test_a_changed_secret_counts_from_the_next_source_on(s3: Weed, bucket: Bucke
     secret.write_text("wrong\n")
     opener = opener_of(s3.endpoint, bucket.uri, secret_access_key=f"file:{secret}")
     with pytest.raises(SourceNotAllowed):
-        opener.open(f"{bucket.uri}/x")
+        opener.open(f"{bucket.uri}/x").files()
     secret.write_text(f"{SECRET_KEY}\n")
     assert found(opener, f"{bucket.uri}/x") == {"x": b"x"}
 
@@ -190,7 +191,7 @@ def test_a_session_token_is_sent(proxy: FaultProxy, bucket: Bucket, monkeypatch:
     monkeypatch.setenv("TOKEN_OF_TEST", "token-canary")
     opener = opener_of(proxy.endpoint, bucket.uri, session_token="env:TOKEN_OF_TEST")
     with pytest.raises(WarmshelfError) as caught:  # this server knows no such token
-        opener.open(f"{bucket.uri}/x")
+        opener.open(f"{bucket.uri}/x").files()
     assert "x-amz-security-token: token-canary" in proxy.requests[0].head.lower()
     assert "canary" not in str(caught.value)
 
@@ -241,6 +242,7 @@ def test_a_server_that_ignores_the_condition_does_not_mix_versions(s3: Weed, pro
     proxy.fault = IgnoreConditions()
     opener = opener_of(proxy.endpoint, uri, anonymous=True)
     with opener.open(uri) as source:
+        assert source.files() == {"changing.safetensors": 2 << 20}
         public.put_object(Bucket=PUBLIC_BUCKET, Key="changing.safetensors", Body=b"x" * (2 << 20))
         with pytest.raises(SourceChangedDuringLoad):
             source.read("changing.safetensors", 1 << 20, 1 << 20)
@@ -273,9 +275,7 @@ def test_inspecting_a_hundred_shards_asks_once_for_each(bucket: Bucket, proxy: F
 
 def test_a_single_object_is_inspected_by_one_request(bucket: Bucket, proxy: FaultProxy) -> None:
     bucket.put("m.safetensors", safetensors_bytes(filled(1)))
-    Sources({"s3": opener_of(proxy.endpoint, bucket.uri)}, FormatLimits()).inspect(
-        source_of(f"{bucket.uri}/m.safetensors")
-    )
+    inspect({"s3": opener_of(proxy.endpoint, bucket.uri)}, f"{bucket.uri}/m.safetensors")
     assert [request.method for request in proxy.requests] == ["GET"]
 
 
@@ -284,15 +284,21 @@ def test_what_no_format_reads_is_not_downloaded(bucket: Bucket, proxy: FaultProx
     bucket.put("d/model.safetensors", safetensors_bytes(filled(1)))
     bucket.put("d/optimizer.pt", bytes(1000))
     bucket.put("d/README.md", b"x")
-    Sources({"s3": opener_of(proxy.endpoint, bucket.uri)}, FormatLimits()).inspect(source_of(f"{bucket.uri}/d"))
+    inspect({"s3": opener_of(proxy.endpoint, bucket.uri)}, f"{bucket.uri}/d")
     assert [request.target.rpartition("/")[2] for request in proxy.requests if request.range] == ["model.safetensors"]
 
 
 def test_files_of_no_format_are_refused(bucket: Bucket, opener: S3Opener) -> None:
     bucket.put("d/readme", b"x")
     with pytest.raises(UnsupportedFormat):
-        Sources({"s3": opener}, FormatLimits()).inspect(source_of(f"{bucket.uri}/d"))
+        inspect({"s3": opener}, f"{bucket.uri}/d")
 
 
 def source_of(uri: str) -> Source:
     return Source(uri=uri)
+
+
+def inspect(openers: Mapping[str, S3Opener], uri: str) -> None:
+    sources = Sources(openers, FormatLimits())
+    with sources.open(source_of(uri)) as opened:
+        sources.examine(opened)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from warmshelf.errors import InvalidConfig, InvalidSpec
-from warmshelfd.sources.limits import RemoteLimits
+from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.s3_store import Secrets, read_secrets, store_options
 from warmshelfd.sources.s3_uri import parse_s3_uri
 from warmshelfd.sources.settings import SourceSettings
@@ -70,7 +70,7 @@ def test_where_to_look_first_is_guessed_by_the_suffix(key: str, is_file_like: bo
 
 def options(secrets: Secrets | None = None, **fields: object) -> dict[str, object]:
     settings = SourceSettings.model_validate({"prefix": "s3://bucket", **fields})
-    return store_options("bucket", settings, secrets or Secrets(), RemoteLimits())
+    return store_options("bucket", settings, secrets or Secrets(), TimeLimits())
 
 
 def test_a_bucket_is_addressed_in_the_path_or_in_the_host() -> None:
@@ -92,7 +92,7 @@ def test_without_credentials_the_chain_of_aws_is_left_to_find_them() -> None:
     assert told["region"] == "eu-central-1"
     assert not {"credential_provider", "skip_signature", "access_key_id"} & told.keys()
     assert options(anonymous=True)["skip_signature"] is True
-    assert set(store_options("bucket", None, Secrets(), RemoteLimits())) == {"client_options", "retry_config"}
+    assert set(store_options("bucket", None, Secrets(), TimeLimits())) == {"client_options", "retry_config"}
 
 
 def test_half_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def check_rows(index: Index, file_size: int, limits: FormatLimits) -> list[Tenso
         dtype = _dtype(index.file, name, row)
         shape = _shape(index.file, name, dtype, row, limits)
         _check_size(index.file, name, dtype, shape, row.size_bytes)
-        _check_place(index.file, name, row, end)
+        check_place(index.file, name, row, end)
         shape = shapes.get(shape, shape)
         if len(shapes) < _SHARED_SHAPES_MAX:
             shapes[shape] = shape
@@ -263,7 +263,7 @@ def _check_size(file: str, name: str, dtype: Dtype, shape: tuple[int, ...], size
         )
 
 
-def _check_place(file: str, name: str, row: Row, end: int) -> None:
+def check_place(file: str, name: str, row: Row, end: int) -> None:
     """Check that the header begins where the tensor before ended, and the data where the header ends."""
     for what, offset, expected in (
         ("header", row.header_offset, end),

@@ -24,8 +24,11 @@ class OpenSource(ABC):
     uri: str
     """Where the files are, in canonical form and without secrets."""
 
-    reads_at_once: int = 1
-    """How many reads in parallel this kind of source needs to be fast; more are made where the daemon says so."""
+    parallel_reads_max: int | None = None
+    """How many reads at once are worth it, if the source knows."""
+
+    parallel_reads_min: int = 1
+    """How many reads at once it needs to be fast, also where files get along with fewer."""
 
     gap_bytes: int = 0
     """How many bytes are read as soon as one more request is made; 0 where a read costs no round trip."""
@@ -69,6 +72,9 @@ class OpenSource(ABC):
             SourceNotFound: one of them is gone.
         """
 
+    def stop(self) -> None:  # noqa: B027 - what is never waited for long need not be stopped
+        """Have reads under way, and later ones, end soon with LoadCancelled. For any thread; never waits."""
+
     @abstractmethod
     def close(self) -> None:
         """Close every file. Idempotent."""
@@ -93,9 +99,17 @@ class SourceOpener(ABC):
             InvalidSpec: it is no URI of this scheme.
         """
 
+    def place(self, uri: str) -> str:  # noqa: ARG002 - for those that have several
+        """Return what is waited for where the URI is read, such as a server; "" for this node.
+
+        Loads from one place share threads, so that they take none from others. So there
+        may be only as many places as the operator has allowed.
+        """
+        return ""
+
     @abstractmethod
     def open(self, uri: str, revision: str = "") -> OpenSource:
-        """Open what the URI names.
+        """Open what the URI names; a remote source may look for it later, when its files are asked for.
 
         Raises:
             SourceNotAllowed: outside the allowed prefixes, whether or not it exists.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,9 +30,10 @@ from warmshelf.errors import (
 )
 from warmshelfd.sources.ahead import ReadAhead
 from warmshelfd.sources.base import OpenSource, Range, SourceOpener
-from warmshelfd.sources.hub_reading import HubReader, retried
+from warmshelfd.sources.hub_reading import HubReader, passing
 from warmshelfd.sources.hub_uri import HubPlace, check_revision, parse_hub_uri
-from warmshelfd.sources.limits import GAP_BYTES, RemoteLimits
+from warmshelfd.sources.limits import GAP_BYTES, TimeLimits
+from warmshelfd.sources.retrying import retried
 from warmshelfd.sources.settings import SourceSettings, is_below, read_secret, settings_for
 
 if TYPE_CHECKING:
@@ -67,7 +69,11 @@ class HubOpener(SourceOpener):
     scheme = "hf"
 
     def __init__(
-        self, allowed: Iterable[str], settings: Sequence[SourceSettings] = (), limits: RemoteLimits | None = None
+        self,
+        allowed: Iterable[str],
+        settings: Sequence[SourceSettings] = (),
+        limits: TimeLimits | None = None,
+        parallel_reads: int = 8,
     ) -> None:
         """Allow each of these ``hf://`` prefixes: an organisation, a repository at any revision or at one, a path.
 
@@ -76,25 +82,38 @@ class HubOpener(SourceOpener):
         """
         self._allowed = tuple(map(_check_prefix, allowed))
         self._settings = settings
-        self._limits = limits or RemoteLimits()
+        self._limits = limits or TimeLimits()
+        self._parallel_reads = parallel_reads
 
     def canonical(self, uri: str) -> str:
         """Return the URI in its one spelling."""
         return parse_hub_uri(uri).uri
 
-    def open(self, uri: str, revision: str = "") -> OpenSource:
-        """Resolve the revision and list the commit's files."""
+    def place(self, uri: str) -> str:
+        """Return the hub, if the repository is allowed."""
         place = parse_hub_uri(uri)
-        if not any(is_below(one, prefix) for one in (place.uri, place.bare_uri) for prefix in self._allowed):
+        settings = self._settings_of(place)
+        return f"hf:{settings.endpoint or '' if settings else ''}" if self._allows(place) else ""
+
+    def open(self, uri: str, revision: str = "") -> OpenSource:
+        """Check that the repository is allowed. Nothing is asked for before the files are."""
+        place = parse_hub_uri(uri)
+        if not self._allows(place):
             raise SourceNotAllowed(f"{place.uri} is outside the allowed prefixes", uri=place.uri)
         if revision and place.revision not in ("", check_revision(revision)):
             raise InvalidSpec(f"{place.uri} names one revision, the spec another", revision=revision)
         wanted = place.revision or check_revision(revision or _DEFAULT_REVISION)
-        return HubSource(self._hub(place), place, wanted, self._limits)
+        return HubSource(self._hub(place), place, wanted, self._limits, self._parallel_reads)
+
+    def _allows(self, place: HubPlace) -> bool:
+        return any(is_below(one, prefix) for one in (place.uri, place.bare_uri) for prefix in self._allowed)
+
+    def _settings_of(self, place: HubPlace) -> SourceSettings | None:
+        found = (settings_for(uri, self._settings) for uri in (place.uri, place.bare_uri))
+        return max((one for one in found if one), key=lambda one: len(one.prefix), default=None)
 
     def _hub(self, place: HubPlace) -> Hub:
-        found = (settings_for(uri, self._settings) for uri in (place.uri, place.bare_uri))
-        settings = max((one for one in found if one), key=lambda one: len(one.prefix), default=None)
+        settings = self._settings_of(place)
         if settings is None:
             return Hub()
         token = read_secret(settings.bearer_token) if settings.bearer_token else b""
@@ -103,32 +122,36 @@ class HubOpener(SourceOpener):
         return Hub(settings.endpoint, token.decode() or None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """The commit that was resolved: its files and their sizes by name, and who reads them."""
+
+    files: Mapping[str, HubFile]
+    sizes: Mapping[str, int]
+    reader: HubReader
+
+
 class HubSource(OpenSource):
     """The files of one commit that one URI names."""
 
-    def __init__(self, hub: Hub, place: HubPlace, revision: str, limits: RemoteLimits) -> None:
-        """Look at what the URI names; the errors are those of ``SourceOpener.open``."""
+    gap_bytes = GAP_BYTES
+
+    def __init__(self, hub: Hub, place: HubPlace, revision: str, limits: TimeLimits, parallel_reads: int) -> None:
         self.uri = place.uri
-        self.gap_bytes = GAP_BYTES
-        self.reads_at_once = limits.reads_at_once
-        with translated(self.uri):
-            info = retried(self.uri, lambda: _model_info(hub, place, revision, limits), limits)
-        if not _COMMIT.fullmatch(info.sha or ""):
-            raise SourceUnavailable(f"{self.uri}: the hub does not say which commit {revision!r} is", uri=self.uri)
-        self._files = dict(_files_of(info, place.path, self.uri))
-        if not self._files:
-            raise SourceNotFound(f"{self.uri} has no file {place.path!r} and none below it", uri=self.uri)
-        self._sizes = MappingProxyType({name: file.size_bytes for name, file in self._files.items()})
-        self._reader = HubReader(hub.endpoint, hub.token, place.repository, info.sha or "", limits)
+        self.parallel_reads_min = parallel_reads
+        self._hub, self._place, self._revision, self._limits = hub, place, revision, limits
+        self._stopped = threading.Event()
         self._ahead = ReadAhead(self._fetch)
+        self._lock = threading.Lock()  # guards _commit, and is held while it is resolved
+        self._commit: _Commit | None = None
 
     def files(self) -> Mapping[str, int]:
         """Return the sizes in the commit."""
-        return self._sizes
+        return self._resolved().sizes
 
     def expect(self, ranges: Iterable[Range]) -> None:
         """Read the ranges at once, each cut to its file."""
-        sizes = self._sizes
+        sizes = self._resolved().sizes
         self._ahead.expect((name, at, min(size, sizes[name] - at)) for name, at, size in ranges if at < sizes[name])
 
     def read_into(self, name: str, offset: int, view: memoryview) -> None:
@@ -152,9 +175,40 @@ class HubSource(OpenSource):
             digest.update(f"{name}\0{file.size_bytes} {file.identity}\0".encode())
         return f"hf:{digest.hexdigest()}"
 
+    def stop(self) -> None:
+        """Give up reads under way, each at its next piece."""
+        self._stopped.set()
+
     def close(self) -> None:
         """Forget what was read ahead."""
         self._ahead.clear()
+
+    def _resolved(self) -> _Commit:
+        with self._lock:
+            if self._commit is None:
+                with translated(self.uri):
+                    self._commit = self._resolve()
+            return self._commit
+
+    def _resolve(self) -> _Commit:
+        """Ask the hub which commit the revision is, and for its files."""
+        info = retried(self._ask, self._limits.retry, self._stopped)
+        commit = info.sha or ""
+        if not _COMMIT.fullmatch(commit):
+            raise SourceUnavailable(
+                f"{self.uri}: the hub does not say which commit {self._revision!r} is", uri=self.uri
+            )
+        files = dict(_files_of(info, self._place.path, self.uri))
+        if not files:
+            raise SourceNotFound(f"{self.uri} has no file {self._place.path!r} and none below it", uri=self.uri)
+        sizes = MappingProxyType({name: file.size_bytes for name, file in files.items()})
+        hub, repository = self._hub, self._place.repository
+        reader = HubReader(hub.endpoint, hub.token, repository, commit, self._limits, self._stopped)
+        return _Commit(files, sizes, reader)
+
+    def _ask(self) -> ModelInfo:
+        with passing(self.uri):
+            return _model_info(self._hub, self._place, self._revision, self._limits)
 
     def _fetch(self, name: str, offset: int, size: int) -> bytes:
         buffer = bytearray(size)
@@ -163,20 +217,21 @@ class HubSource(OpenSource):
 
     def _read(self, file: HubFile, offset: int, view: memoryview) -> None:
         with translated(f"{self.uri}: {file.path}"):
-            self._reader.read_into(file.path, file.size_bytes, offset, view)
+            self._resolved().reader.read_into(file.path, file.size_bytes, offset, view)
 
     def _file(self, name: str) -> HubFile:
-        if name not in self._files:
+        files = self._resolved().files
+        if name not in files:
             raise SourceNotFound(f"{self.uri} has no file {name!r}", uri=self.uri, file=name)
-        return self._files[name]
+        return files[name]
 
 
-def _model_info(hub: Hub, place: HubPlace, revision: str, limits: RemoteLimits) -> ModelInfo:
+def _model_info(hub: Hub, place: HubPlace, revision: str, limits: TimeLimits) -> ModelInfo:
     from huggingface_hub import HfApi  # noqa: PLC0415 - takes half a second, and the daemon may start without it
 
     # False: no token that lies about on the machine. Those are given in the configuration.
     api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
-    return api.model_info(place.repository, revision=revision, files_metadata=True, timeout=limits.stall_seconds)
+    return api.model_info(place.repository, revision=revision, files_metadata=True, timeout=limits.answer_seconds)
 
 
 def _files_of(info: ModelInfo, path: str, uri: str) -> Iterator[tuple[str, HubFile]]:

@@ -12,23 +12,15 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import stamina
-
 from warmshelf.errors import SourceChangedDuringLoad, SourceNotAllowed, SourceNotFound, SourceUnavailable
-from warmshelfd.sources.limits import RemoteLimits
+from warmshelfd.sources.limits import TimeLimits
+from warmshelfd.sources.retrying import TryAgain, check_stopped, retried
 
 if TYPE_CHECKING:
     from httpx2 import Response
-
-RETRIES_MAX = 10
-"""Most tries; the time they may take ends them first."""
-
-_WAIT_FIRST_SECONDS, _WAIT_MAX_SECONDS, _JITTER_SECONDS = 0.1, 5.0, 0.1
-
-T = TypeVar("T")
 
 _PARTIAL, _WHOLE = 206, 200
 _REFUSED = (401, 403)
@@ -38,35 +30,12 @@ _MOVED = (301, 302, 303, 307, 308)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+)")
 
 
-class _TryAgainError(Exception):
-    """A try failed that may go better next time; the text is ours."""
-
-
-def retried(what: str, function: Callable[[], T], limits: RemoteLimits) -> T:
-    """Return what a function returns, called again with growing waits while a hub is busy or not reached.
-
-    Raises:
-        SourceUnavailable: it stays so for as long as the limits say.
-    """
-
-    def attempt() -> T:
-        with _passing():
-            return function()
-
-    try:
-        return stamina.RetryingCaller(
-            attempts=RETRIES_MAX,
-            timeout=limits.retry_seconds,
-            wait_initial=_WAIT_FIRST_SECONDS,
-            wait_max=_WAIT_MAX_SECONDS,
-            wait_jitter=_JITTER_SECONDS,
-        )(_TryAgainError, attempt)
-    except _TryAgainError as error:
-        raise SourceUnavailable(f"{what} cannot be read: {error}") from None
+def _again(what: str, why: str) -> TryAgain:
+    return TryAgain(SourceUnavailable(f"{what} cannot be read: {why}"))
 
 
 @contextmanager
-def _passing() -> Iterator[None]:
+def passing(what: str) -> Iterator[None]:
     """Tell failures that may pass from those that stay."""
     from huggingface_hub import errors, get_session  # noqa: PLC0415 - as in hub
 
@@ -76,10 +45,10 @@ def _passing() -> Iterator[None]:
     except errors.OfflineModeIsEnabled:
         raise
     except library.TransportError as error:
-        raise _TryAgainError(f"no answer ({type(error).__name__})") from None
+        raise _again(what, f"no answer ({type(error).__name__})") from None
     except errors.HfHubHTTPError as error:
         if error.response.status_code in _BUSY:
-            raise _TryAgainError(f"the hub answers {error.response.status_code}") from None
+            raise _again(what, f"the hub answers {error.response.status_code}") from None
         raise
 
 
@@ -87,11 +56,18 @@ class HubReader:
     """Reads the files of one commit. For several threads."""
 
     def __init__(
-        self, endpoint: str | None, token: str | None, repository: str, commit: str, limits: RemoteLimits
+        self,
+        endpoint: str | None,
+        token: str | None,
+        repository: str,
+        commit: str,
+        limits: TimeLimits,
+        stopped: threading.Event,
     ) -> None:
         self._endpoint, self._token = endpoint, token
         self._repository, self._commit = repository, commit
         self._limits = limits
+        self._stopped = stopped
         self._lock = threading.Lock()  # guards _places
         self._places: dict[str, str] = {}  # where each file lies, by its path; secrets
 
@@ -100,6 +76,7 @@ class HubReader:
 
         Raises:
             SourceUnavailable: it cannot be read just now.
+            LoadCancelled: the source was stopped.
             SourceNotAllowed: a fresh address is refused.
             SourceChangedDuringLoad: the answer is of another file.
         """
@@ -109,8 +86,11 @@ class HubReader:
             nonlocal done
             done += count
 
-        what = f"{self._repository}: {path}"
-        retried(what, lambda: self._read(path, size, offset + done, view[done:], note), self._limits)
+        def read() -> None:
+            with passing(f"{self._repository}: {path}"), view[done:] as rest:
+                self._read(path, size, offset + done, rest, note)
+
+        retried(read, self._limits.retry, self._stopped)
 
     def _read(self, path: str, size: int, offset: int, view: memoryview, note: Callable[[int], None]) -> None:
         """Make one request, and note each piece that was copied."""
@@ -120,13 +100,14 @@ class HubReader:
             self._check_range(path, answer, (offset, offset + len(view), size))
             done = 0
             for piece in answer.iter_raw():
+                check_stopped(self._stopped)
                 if done + len(piece) > len(view):
                     raise SourceChangedDuringLoad(f"{self._repository}: more of {path} came than was asked for")
                 view[done : done + len(piece)] = piece
                 done += len(piece)
                 note(len(piece))
         if done < len(view):
-            raise _TryAgainError("the connection ended in the middle of an answer")
+            raise _again(f"{self._repository}: {path}", "the connection ended in the middle of an answer")
 
     @contextmanager
     def _answer(self, place: str, start: int, end: int) -> Iterator[Response]:
@@ -136,7 +117,7 @@ class HubReader:
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         if self._token and _origin(place) == _origin(self._url("x")):
             headers["Authorization"] = f"Bearer {self._token}"
-        timeout = (limits.connect_seconds, limits.stall_seconds, limits.stall_seconds, limits.connect_seconds)
+        timeout = (limits.connect_seconds, limits.stall_seconds, limits.stall_seconds, limits.answer_seconds)
         with get_session().stream("GET", place, headers=headers, timeout=timeout, follow_redirects=False) as answer:
             yield answer
 
@@ -151,7 +132,7 @@ class HubReader:
             raise SourceNotAllowed(f"{self._repository}: {path} is refused ({status})", file=path)
         if status in _MOVED and is_fresh:
             raise SourceUnavailable(f"{self._repository}: {path} is sent from one server to the next", file=path)
-        raise _TryAgainError(f"the server answers {status}")
+        raise _again(f"{self._repository}: {path}", f"the server answers {status}")
 
     def _check_range(self, path: str, answer: Response, wanted: tuple[int, int, int]) -> None:
         """Hold what the answer says of itself against what was asked for."""
@@ -183,7 +164,7 @@ class HubReader:
         from huggingface_hub import get_hf_file_metadata  # noqa: PLC0415
 
         url = self._url(path)
-        found = get_hf_file_metadata(url, token=self._token or False, timeout=self._limits.stall_seconds)
+        found = get_hf_file_metadata(url, token=self._token or False, timeout=self._limits.answer_seconds)
         if found.commit_hash not in (None, self._commit):
             raise SourceChangedDuringLoad(f"{self._repository}: the hub has {path} of another commit", file=path)
         if url.startswith("https:") and not found.location.startswith("https:"):

@@ -24,7 +24,7 @@ from warmshelf.errors import (
     SourceUnavailable,
     WarmshelfError,
 )
-from warmshelfd.sources.limits import RemoteLimits
+from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.s3_uri import S3Place
 from warmshelfd.sources.settings import SourceSettings, read_secret, settings_for
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 STORES_MAX = 64
 """Most buckets whose connections are kept; one more closes those that were used longest ago."""
 
-RETRIES_MAX = 10
-"""Most tries of one request after the first; the time they may take ends them first."""
+READ_BYTES_MAX = 8 << 20
+"""What one request asks for at most; how long it may take depends on it."""
 
 _CA_BYTES_MAX = 4 << 20
 """Longest file of authorities; a system's own has 0.2 MB."""
@@ -65,7 +65,7 @@ class Secrets:
 class S3Stores:
     """The connections to buckets, kept between loads: a new one costs some round trips. For several threads."""
 
-    def __init__(self, settings: Sequence[SourceSettings], limits: RemoteLimits) -> None:
+    def __init__(self, settings: Sequence[SourceSettings], limits: TimeLimits) -> None:
         self._settings = settings
         self._limits = limits
         self._lock = threading.Lock()  # guards the stores: by bucket and prefix of the settings, the last used last
@@ -126,7 +126,7 @@ def _read_ca(path: str) -> bytes:
     return data
 
 
-def _make(bucket: str, settings: SourceSettings | None, secrets: Secrets, limits: RemoteLimits) -> S3Store:
+def _make(bucket: str, settings: SourceSettings | None, secrets: Secrets, limits: TimeLimits) -> S3Store:
     from obstore.store import S3Store  # noqa: PLC0415 - the daemon may start without it
 
     options = store_options(bucket, settings, secrets, limits)
@@ -136,19 +136,19 @@ def _make(bucket: str, settings: SourceSettings | None, secrets: Secrets, limits
         raise InvalidConfig(f"no S3 store can be made for bucket {bucket!r}: {type(error).__name__}") from None
 
 
-def store_options(
-    bucket: str, settings: SourceSettings | None, secrets: Secrets, limits: RemoteLimits
-) -> dict[str, Any]:
+def store_options(bucket: str, settings: SourceSettings | None, secrets: Secrets, limits: TimeLimits) -> dict[str, Any]:
     """Return what obstore is told. What is left out it takes from the environment, as AWS's tools do."""
     client: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=limits.connect_seconds),
         "read_timeout": timedelta(seconds=limits.stall_seconds),
-        "timeout": timedelta(seconds=limits.request_seconds),
+        "timeout": timedelta(seconds=limits.seconds_for(READ_BYTES_MAX)),
     }
+    again = limits.retry
+    waits = {"init_backoff": timedelta(seconds=again.wait_first_seconds), "base": 2}
     retry = {
-        "max_retries": RETRIES_MAX,
-        "retry_timeout": timedelta(seconds=limits.retry_seconds),
-        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
+        "max_retries": again.attempts_max - 1,
+        "retry_timeout": timedelta(seconds=again.total_seconds),
+        "backoff": {**waits, "max_backoff": timedelta(seconds=again.wait_max_seconds)},
     }
     options: dict[str, Any] = {"client_options": client, "retry_config": retry}
     if settings is None:

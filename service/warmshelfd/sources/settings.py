@@ -14,7 +14,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from warmshelf.errors import InvalidConfig
+from warmshelf.errors import InvalidConfig, InvalidSpec
+from warmshelf.redis_uri import SCHEMES as REDIS_SCHEMES
+from warmshelf.redis_uri import parse_prefix
 
 SECRET_BYTES_MAX = 64 << 10
 """Longest secret: tokens and keys are far shorter, a wrong path may be a disk."""
@@ -33,6 +35,11 @@ def check_prefix(text: str) -> str:
     """Return a prefix of remote sources; a ValueError says what is right."""
     if not _PREFIX.fullmatch(text) or "@" in text.partition("://")[2].partition("/")[0]:
         raise ValueError("a prefix is scheme://PLACE/PATH without user, query or fragment")
+    if text.partition("://")[0] in REDIS_SCHEMES:
+        try:
+            parse_prefix(text)
+        except InvalidSpec as error:
+            raise ValueError(error.message) from None
     return text
 
 
