@@ -47,8 +47,8 @@ HEAD_BYTES = 288 << 10
 """Read of an object when it is opened: with its size comes the header of most files."""
 
 _PAGE_KEYS = 1000
-_PIECE_BYTES = 256 << 10
-"""How much of an answer is copied at a time: it is still in the processor's cache."""
+_PIECE_BYTES = 1 << 20
+"""How much of an answer is copied at a time: smaller pieces cost more turns of the loop, larger ones more memory."""
 
 
 @dataclass(frozen=True, slots=True)
