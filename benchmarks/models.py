@@ -77,7 +77,7 @@ def make_tensors(path: Path, safetensors: Path, *, key: bytes | None = None) -> 
 
 
 def read_with_tensorizer(
-    path: Path, reader_count: int, *, verified: bool = False, key: bytes | None = None
+    path: Path | str, reader_count: int, *, verified: bool = False, key: bytes | None = None
 ) -> Mapping[str, torch.Tensor]:
     """Load a tensorizer file into memory, as a worker without warmshelf would."""
     encryption = DecryptionParams.from_key(key) if key else None
@@ -88,7 +88,7 @@ def read_with_tensorizer(
     )
 
 
-def read_with_streamer(path: Path) -> Mapping[str, torch.Tensor]:
+def read_with_streamer(path: Path | str) -> Mapping[str, torch.Tensor]:
     """Load a safetensors file into memory with the Run:ai streamer. Each tensor it yields is ours to keep."""
     with SafetensorsStreamer() as streamer:
         streamer.stream_file(str(path), device="cpu")

@@ -253,8 +253,9 @@ class Loader:
             reads.read_into(names[file_index], offset, view)
 
         small = read_small_files(job.source, job.examined)
-        threads = min(self._read_threads, job.source.parallel_reads_max or self._read_threads)
-        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance)
+        threads = _read_threads(self._read_threads, job.source)
+        gap_bytes = job.source.gap_bytes
+        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes)
         return small
 
     def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:
@@ -305,6 +306,12 @@ class Loader:
 
 
 # --- parts ------------------------------------------------------------------
+
+
+def _read_threads(usual: int, source: OpenSource) -> int:
+    """Return how many reads of a source are made at once."""
+    threads = max(usual, source.parallel_reads_min)
+    return min(threads, source.parallel_reads_max or threads)
 
 
 def _must_hash(job: _Job) -> bool:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from warmshelf._wire import layout_to_proto
 from warmshelf.layout import Layout
 from warmshelf.types import ArtifactKind, Inspection
 from warmshelfd.domain.extents import SegmentPlan, plan_segment
-from warmshelfd.formats.base import Files, FormatLimits, Inspected
+from warmshelfd.formats.base import Files, FormatLimits, Inspected, Range, expect
 
 _HASH_SLACK_BYTES = 32
 """What the manifest's encoding adds to one hash."""
@@ -66,6 +66,8 @@ class InspectionMemo:
             known = self._records.get(listing)
             if known is not None:
                 self._records.move_to_end(listing)
+        if known is not None:
+            expect(files, ((name, at, len(data)) for name, at, data in known.reads))
         if known is not None and all(files.read(name, at, len(data)) == data for name, at, data in known.reads):
             return known.prepared
         recorder = _Recorder(files)
@@ -105,6 +107,9 @@ class _Recorder:
         self.reads.append((name, offset, data))
         self.size_bytes += size
         return data
+
+    def expect(self, ranges: Iterable[Range]) -> None:
+        expect(self._files, ranges)
 
 
 def prepare(inspected: Inspected) -> Prepared:

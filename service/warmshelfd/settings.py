@@ -194,6 +194,8 @@ class Settings(BaseSettings):
     """Adapters that load at once from one server, or from this node's files, never behind a base."""
     read_threads: Count = 4
     """Parallel reads of one base's load."""
+    source_read_threads: Count = 8
+    """Parallel reads of one load from S3 or a hub, each of some MiB: one alone is as slow as one connection is."""
     reserve_bytes: Size = 512 << 20
     """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
     With the budget it must fit into the cgroup's limit."""

@@ -19,6 +19,7 @@ ROW_COUNTS = {
     "reload": 3,
     "cold": 8,
     "tensors": 2,
+    "s3": 4,
     "redis": 4,
     "encrypted": 1,
     "stream": 1,

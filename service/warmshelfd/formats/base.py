@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from warmshelf.types import AdapterInspection, ArtifactKind
 from warmshelfd.domain.adapter_shapes import AdapterShapes
@@ -25,6 +25,24 @@ class Files(Protocol):
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return exactly ``size`` bytes."""
+
+
+Range = tuple[str, int, int]
+"""A part of one file: its name, where it begins, how many bytes it has."""
+
+
+@runtime_checkable
+class Ahead(Protocol):
+    """Files that gain by knowing what will be read."""
+
+    def expect(self, ranges: Iterable[Range]) -> None:
+        """Take note of what will be read soon."""
+
+
+def expect(files: Files, ranges: Iterable[Range]) -> None:
+    """Tell files what will be read soon, if they want to know."""
+    if isinstance(files, Ahead):
+        files.expect(ranges)
 
 
 @dataclass(frozen=True, slots=True)

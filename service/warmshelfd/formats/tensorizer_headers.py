@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from warmshelf.errors import MalformedArtifact
 from warmshelfd.domain.extents import TensorEntry
-from warmshelfd.formats.base import Boxes, Encryption, Files, FormatLimits
+from warmshelfd.formats.base import Boxes, Encryption, Files, FormatLimits, Range, expect
 from warmshelfd.formats.tensorizer_boxes import CryptParser
 from warmshelfd.formats.tensorizer_fields import Fields, malformed
 from warmshelfd.formats.tensorizer_hashes import HashedTensor
@@ -72,6 +72,7 @@ def read_headers(
     own = bytearray()
     parser = CryptParser(index.file, limits)
     boxes: list[Boxes] = []
+    expect(files, _windows(files, index, entries))
     for group in _groups(zip(entries, index.rows(), strict=True)):
         start = group[0][1].header_offset
         window = files.read(index.file, start, group[-1][1].data_offset - start)
@@ -84,6 +85,14 @@ def read_headers(
     _check_ending(files, index.file)
     encryption = Encryption(parser.box_bytes, boxes, parser.derivation) if index.is_encrypted else None
     return HashedTensors(index, entries, own), encryption
+
+
+def _windows(files: Files, index: Index, entries: Sequence[TensorEntry]) -> Iterator[Range]:
+    """Yield every read that is coming, the file's end among them."""
+    for group in _groups(zip(entries, index.rows(), strict=True)):
+        start = group[0][1].header_offset
+        yield index.file, start, group[-1][1].data_offset - start
+    yield index.file, files.files()[index.file] - END_BYTES, END_BYTES
 
 
 _Pair = tuple[TensorEntry, Row]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
@@ -45,6 +45,23 @@ def extents_in(extents: Sequence[Extent], start: int, end: int) -> Iterator[Exte
             skipped = first - extent.segment_offset
             yield Extent(extent.file_index, extent.file_offset + skipped, first, last - first)
         at += 1
+
+
+def gathered(extents: Iterable[Extent], gap_bytes: int) -> Iterator[list[Extent]]:
+    """Group extents that one read of a file brings in, with less than so much between them; 0 joins none."""
+    group: list[Extent] = []
+    for extent in extents:
+        if group and not 0 <= _gap(group[-1], extent) < gap_bytes:
+            yield group
+            group = []
+        group.append(extent)
+    if group:
+        yield group
+
+
+def _gap(one: Extent, other: Extent) -> int:
+    """Return how many bytes of their file lie between two extents; below 0 if they are not in order."""
+    return other.file_offset - one.file_offset - one.size if one.file_index == other.file_index else -1
 
 
 def blocks_in(data: Section, start: int, end: int) -> Iterator[tuple[int, int, int]]:

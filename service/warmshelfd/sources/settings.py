@@ -56,7 +56,7 @@ class SourceSettings(BaseModel):
     allow_private: bool = False
     """HTTP: whether loopback, private, link-local and other non-public addresses may be connected to."""
     ca_file: str | None = None
-    """HTTP, S3, Redis: PEM file of the authorities that are trusted instead of the system's."""
+    """HTTP, Redis: PEM file of the authorities that are trusted instead of the system's; S3: beside those."""
     bearer_token: Secret | None = None
     """HTTP, hf: sent as `Authorization: Bearer`."""
     username: str | None = None
@@ -112,7 +112,8 @@ def read_key(reference: str) -> bytes:
 
 def is_below(uri: str, prefix: str) -> bool:
     """Say whether a canonical URI is a prefix or lies below it; parts count whole: ``a/bc`` is not below ``a/b``."""
-    return uri == prefix or uri.startswith(prefix.rstrip("/") + "/")
+    whole = prefix.rstrip("/")
+    return uri == whole or uri.startswith(whole + "/")
 
 
 def settings_for(uri: str, all_settings: Iterable[SourceSettings]) -> SourceSettings | None:
