@@ -16,6 +16,7 @@ from kit.s3_opening import QUICK
 from warmshelf import errors
 from warmshelf.errors import InvalidSpec, SourceNotAllowed, SourceNotFound, SourceUnavailable, WarmshelfError
 from warmshelf.types import Source
+from warmshelfd.decrypting import Keys
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.inspecting import Sources
 from warmshelfd.sources.hub import HubOpener
@@ -291,7 +292,7 @@ def test_a_snapshot_whose_blobs_lie_outside_is_refused(daemon: Daemon, tmp_path:
 
 
 def test_sources_without_their_library_name_the_extra() -> None:
-    sources = Sources({}, FormatLimits())
+    sources = Sources({}, FormatLimits(), Keys([]))
     for uri, extra in (("s3://bucket/x", "s3"), ("hf://org/name", "hub")):
         with pytest.raises(InvalidSpec, match=rf"pip install 'warmshelf\[{extra}\]'"):
             sources.open(Source(uri=uri))

@@ -22,6 +22,7 @@ from warmshelf.errors import (
     WarmshelfError,
 )
 from warmshelf.types import Source
+from warmshelfd.decrypting import Keys
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.inspecting import Sources
 from warmshelfd.sources import s3 as s3_module
@@ -264,7 +265,7 @@ def test_inspecting_a_hundred_shards_asks_once_for_each(bucket: Bucket, proxy: F
     bucket.put_all(
         "m/", {path.name: path.read_bytes() for path in (*paths, tmp_path / "m/model.safetensors.index.json")}
     )
-    sources = Sources({"s3": opener_of(proxy.endpoint, bucket.uri)}, FormatLimits())
+    sources = Sources({"s3": opener_of(proxy.endpoint, bucket.uri)}, FormatLimits(), Keys([]))
     with sources.open(source_of(f"{bucket.uri}/m")) as opened:
         examined = sources.examine(opened)
     assert examined.inspection.tensor_count == 100
@@ -299,6 +300,6 @@ def source_of(uri: str) -> Source:
 
 
 def inspect(openers: Mapping[str, S3Opener], uri: str) -> None:
-    sources = Sources(openers, FormatLimits())
+    sources = Sources(openers, FormatLimits(), Keys([]))
     with sources.open(source_of(uri)) as opened:
         sources.examine(opened)
