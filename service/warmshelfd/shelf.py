@@ -95,6 +95,7 @@ class Shelf:
             self.catalog.add(entry := to_entry(registration))
             if entry.segment_id:
                 owners.setdefault(entry.segment_id, []).append(entry)
+        self.matching.bases_missing()
         for segment_id, outcome in await self.residency.in_thread(lambda: list(adopt(self.residency.arena, owners))):
             self._adopted(owners[segment_id], outcome)
 
@@ -334,9 +335,11 @@ class Shelf:
         self.catalog.apply(artifact_id, Event.REMOVED)
         self.residency.forget_name(entry.segment_id, artifact_id, "removed")
         self._unsaved.discard(artifact_id)
+        doubted = self.matching.base_gone(artifact_id)
         try:
             await self._registry.delete(artifact_id)
             failpoints.hit("remove.recorded")
+            await self.matching.keep(doubted)
         finally:
             self.residency.notify()
             await self.residency.let_go(entry.segment_id)
@@ -384,9 +387,6 @@ class Shelf:
             changed = examined is not None and bool(known.fingerprint) and examined.fingerprint != known.fingerprint
             if examined is not None and changed and not await self._is_same(known):
                 await self._replace(entry, await self._complete(forgotten(known), examined))
-
-
-# --- pure parts -------------------------------------------------------------
 
 
 def _asked(known: Registration, spec: ArtifactSpec, options: RegisterOptions) -> Registration:

@@ -197,3 +197,52 @@ def test_more_adapters_than_fit_are_all_served_by_their_ids_in_any_order(daemon:
         with pytest.raises(errors.SourceNotFound):
             shelf.acquire("a3", timeout=20)
         shelf.acquire("a4", timeout=20).release()
+
+
+def test_an_adapter_whose_base_is_removed_is_unchecked_until_a_base_of_that_name_comes(
+    daemon: Daemon, models: Path
+) -> None:
+    """B15: ``matched`` is said of a base that is known, also over a restart; the adapter is served all the while."""
+    daemon.start()
+    base = base_file(models / "b.safetensors", LAYERS)
+    grown = {"emb.weight": (10, 8), **lora(LAYERS)}
+    with daemon.connect() as shelf:
+        shelf.register("base", base)
+        for name in ("a", "b"):
+            shelf.register(name, write(models / name, adapter_files(lora(LAYERS))), base="base")
+        shelf.register("half", write(models / "half", adapter_files(grown)), base="base")
+        with shelf.acquire("a", timeout=20) as lease:
+            shelf.remove("base")
+            assert [_check(shelf, name) for name in ("a", "b", "half")] == ["unchecked"] * 3
+            assert shelf.get("half").inspection.adapter.unmatched_module_names == ()  # type: ignore[union-attr]
+            assert len(read_all(lease)) == 4
+        shelf.acquire("b", timeout=20).release()
+    daemon.kill()
+    daemon.start()
+    with daemon.connect() as shelf:
+        assert [_check(shelf, name) for name in ("a", "b", "half")] == ["unchecked"] * 3
+        shelf.register("base", base)
+        eventually(lambda: _check(shelf, "a") == _check(shelf, "b") == "matched", "both were compared again")
+        shelf.remove("base")
+        shelf.register("base", base_file(models / "c.safetensors", LAYERS, hidden=16))
+        eventually(lambda: shelf.get("a").state is warmshelf.ArtifactState.FAILED, "a was withdrawn")
+        with pytest.raises(errors.BaseMismatch):
+            shelf.acquire("b", timeout=20)
+
+
+def test_a_daemon_that_dies_while_a_base_is_removed_comes_back_with_unchecked_adapters(
+    daemon: Daemon, models: Path
+) -> None:
+    """B15, B39."""
+    daemon.start(failpoints="remove.recorded=kill")
+    with daemon.connect() as shelf:
+        shelf.register("base", base_file(models / "b.safetensors", LAYERS))
+        shelf.register("a", write(models / "a", adapter_files(lora(LAYERS))), base="base")
+        assert _check(shelf, "a") == "matched"
+    with daemon.connect(timeout=3) as shelf, pytest.raises(errors.WarmshelfError):
+        shelf.remove("base")
+    daemon.wait()
+    daemon.start()
+    with daemon.connect() as shelf:
+        assert [a.artifact_id for a in shelf.list()] == ["a"]
+        assert _check(shelf, "a") == "unchecked"
