@@ -187,7 +187,7 @@ def test_more_adapters_than_fit_are_all_served_by_their_ids_in_any_order(daemon:
     with daemon.connect() as shelf:
         for i in range(8):
             shapes = lora([f"model.layers.{n}.q_proj" for n in range(i + 1)], rank=8, columns=32, rows=32)
-            shelf.register(f"a{i}", write(models / f"a{i}", adapter_files(shapes)))
+            shelf.register(f"a{i}", write(models / f"a{i}", adapter_files(shapes, r=8)))
         for i in (3, 1, 7, 0, 2, 6, 4, 5, 7, 0, 3, 1):
             with shelf.acquire(f"a{i}", timeout=20) as lease:
                 assert len(lease) == 2 * (i + 1)
