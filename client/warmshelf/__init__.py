@@ -1,8 +1,9 @@
 """warmshelf: model weights and LoRA adapters from host memory, at once.
 
 ``connect`` returns a ``Shelf``; ``Shelf.acquire`` returns a ``Lease``, from which
-``warmshelf.torch.tensors`` and ``warmshelf.numpy.arrays`` make tensors and arrays. Those
-two modules, and what they need, are imported when first used.
+``warmshelf.torch.tensors`` and ``warmshelf.numpy.arrays`` make tensors and arrays,
+``warmshelf.transformers.load_model`` a model and ``warmshelf.peft.load_adapter`` an adapter in
+one. Those modules, and what they need, are imported when first used.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ __all__ = [
     "errors",
 ]
 
-_AT_FIRST_USE = ("numpy", "torch")
+_AT_FIRST_USE = ("numpy", "peft", "torch", "transformers")
 
 
 def __getattr__(name: str) -> Any:
