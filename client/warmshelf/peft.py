@@ -180,7 +180,9 @@ def _fill(model: Any, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         )
     lacking = sorted(_lacking(model, name, found.missing_keys))
     if lacking:
-        raise BaseMismatch(f"{name!r} lacks a tensor for {lacking[0]!r}", tensor=lacking[0], unmatched_count=len(lacking))
+        raise BaseMismatch(
+            f"{name!r} lacks a tensor for {lacking[0]!r}", tensor=lacking[0], unmatched_count=len(lacking)
+        )
 
 
 def _lacking(model: Any, name: str, missing: Iterable[str]) -> Iterator[str]:

@@ -97,8 +97,17 @@ def _assigned(model: Any, state: Mapping[str, torch.Tensor]) -> Any:
         model.load_state_dict(state, strict=True, assign=True)
     except RuntimeError as error:  # of shapes that differ
         raise InvalidRequest(f"the config describes another model: {error}") from error
-    model.tie_weights()
+    if any(_are_apart(state, name, same) for name, same in model.all_tied_weights_keys.items()):
+        model.config.tie_word_embeddings = False  # whatever it says: tying would throw one of two tensors away
+    else:
+        model.tie_weights()
     return model.eval()
+
+
+def _are_apart(state: Mapping[str, torch.Tensor], name: str, same: str) -> bool:
+    """Say whether two names that are said to be tied have tensors of their own."""
+    one, other = state[name], state[same]
+    return one.data_ptr() != other.data_ptr() and not torch.equal(one, other)
 
 
 def _converted(chosen: Any, config: Any, state: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> Any:
