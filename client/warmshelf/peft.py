@@ -29,11 +29,9 @@ _OF_FIELDS: Mapping[str, str] = {
     "arrow": "arrow_config",
     "bdlora": "use_bdlora",
     "dora": "use_dora",
-    "kasa": "kasa_config",
     "layer_replication": "layer_replication",
     "lora_bias": "lora_bias",
     "megatron": "megatron_config",
-    "monteclora": "monteclora_config",
     "qalora": "use_qalora",
     "rslora": "use_rslora",
     "target_parameters": "target_parameters",
@@ -41,7 +39,7 @@ _OF_FIELDS: Mapping[str, str] = {
     "velora": "velora_config",
     "weight_tying": "ensure_weight_tying",
 }
-"""Features that PEFT honours since its config has this field."""
+"""Features that PEFT honours since its config has this field. Of ``kasa`` and ``monteclora`` that is not known."""
 
 _ALWAYS = (
     *("alpha_pattern", "bias", "convolution", "embedding", "modules_to_save", "rank_pattern", "vocabulary"),
@@ -50,7 +48,7 @@ _ALWAYS = (
 )
 
 _INITS_OF_BASE = ("pissa", "olora")
-"""Ways to begin training that take the base's weights apart, before the first underscore."""
+"""Ways to begin training that take the base's weights apart, and the same way each time."""
 
 
 def honoured_features() -> tuple[str, ...]:
@@ -198,7 +196,7 @@ def _lacking(model: Any, name: str, missing: Iterable[str]) -> Iterator[str]:
 
 def _change_of_base(config: Mapping[str, Any]) -> str:
     """Return the feature for which PEFT changes the model itself, if there is one."""
-    init = str(config.get("init_lora_weights")).partition("_")[0]
+    init = config.get("init_lora_weights")
     if init in _INITS_OF_BASE:
         return f"init:{init}"
     return "layer_replication" if config.get("layer_replication") else ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora.config import BdLoraConfig, VeloraConfig
 
 import warmshelf
 import warmshelf.peft
@@ -16,7 +17,7 @@ import warmshelf.torch
 import warmshelf.transformers
 from kit.llama import LAYER_COUNT, VOCABULARY, load_by_peft, logits, save_adapter, save_model, tiny_llama
 from kit.processes import Daemon
-from warmshelf import errors
+from warmshelf import EngineOutcome, errors
 
 pytestmark = [
     # What PEFT says of these adapters and of transformers.
@@ -57,6 +58,14 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "layers used twice": {"layer_replication": [[0, 2], [1, LAYER_COUNT]]},
     "pissa": {"init_lora_weights": "pissa"},
     "olora": {"init_lora_weights": "olora"},
+    "velora": {"velora_config": VeloraConfig()},
+    "qalora": {"use_qalora": True, "qalora_group_size": 4},
+    "blocks": {
+        "use_bdlora": BdLoraConfig(nblocks=2, target_modules_bd_a=["o_proj"], target_modules_bd_b=["q_proj"]),
+        "target_modules": ["q_proj", "o_proj"],
+    },
+    "mica": {"init_lora_weights": "mica"},
+    "gaussian": {"init_lora_weights": "gaussian"},
     "eva": {"init_lora_weights": "eva"},
     "orthogonal": {"init_lora_weights": "orthogonal"},
     "tied tokens": {"tied": True, "trainable_token_indices": [5, 9, 30]},
@@ -104,7 +113,10 @@ def _compare(shelf: warmshelf.Shelf, tmp_path: Path, model: Any, fields: dict[st
     assert not torch.equal(expected, plain)
     shelf.register("base", save_model(model, tmp_path / "base"))
     artifact = shelf.register(ID, source, base="base")
-    assert artifact.inspection.adapter.base_check is warmshelf.BaseCheck.MATCHED  # type: ignore[union-attr]
+    adapter = artifact.inspection.adapter  # type: ignore[union-attr]
+    assert adapter is not None
+    assert adapter.base_check is warmshelf.BaseCheck.MATCHED
+    assert adapter.engine_verdicts[0].outcome in (EngineOutcome.SERVES, EngineOutcome.CONDITIONAL), adapter
     with shelf.acquire("base", timeout=30) as lease:
         leased = warmshelf.transformers.load_model(lease)
     assert torch.equal(logits(leased), plain)

@@ -17,7 +17,7 @@ import warmshelf.torch
 import warmshelf.transformers
 from kit.llama import VOCABULARY, WIDTH, load_by_peft, logits, save_adapter, save_model, tiny_llama
 from kit.processes import Daemon
-from warmshelf import errors
+from warmshelf import EngineOutcome, errors
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
@@ -45,6 +45,7 @@ def named(part: str) -> Callable[[str], str]:
 UNFIT: dict[str, tuple[Callable[[str], str], dict[str, Any]]] = {
     "unknown_field:future_scaling": (str, {"future_scaling": {"x": 1}}),
     "unknown_bias:future": (str, {"bias": "future"}),
+    "init:pissa_niter": (str, {"init_lora_weights": "pissa_niter_4"}),
     "init:corda": (str, {"init_lora_weights": "corda"}),
     "init:lora_ga": (str, {"init_lora_weights": "lora_ga"}),
     "init:loftq": (str, {"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}),
@@ -53,7 +54,6 @@ UNFIT: dict[str, tuple[Callable[[str], str], dict[str, Any]]] = {
     "key_wrapper:_orig_mod": (lambda name: f"_orig_mod.{name}", {}),
     "key_wrapper:module": (lambda name: f"module.{name}", {}),
     "key_wrapper:_fsdp_wrapped_module": (lambda name: name.replace("layers", "layers._fsdp_wrapped_module"), {}),
-    "adapter_name:default": (named("default"), {}),
     "unknown_tensor:lora_C": (lambda name: name.replace("lora_A", "lora_C").replace("lora_B", "lora_C.b"), {}),
 }
 
@@ -66,7 +66,10 @@ def test_what_peft_does_not_honour_is_refused_by_its_name_before_a_byte_moves(
     rename, fields = UNFIT[feature]
     source = change(save_adapter(tiny_llama(), tmp_path / "a"), rename, **fields)
     artifact = shelf.register("a", source)
-    assert feature in artifact.inspection.adapter.features  # type: ignore[union-attr]
+    adapter = artifact.inspection.adapter  # type: ignore[union-attr]
+    assert adapter is not None
+    assert feature in adapter.features
+    assert adapter.engine_verdicts[0].outcome not in (EngineOutcome.SERVES, EngineOutcome.CONDITIONAL), adapter
     model = tiny_llama()
     with pytest.raises(errors.FeatureUnsupported, match=feature):
         warmshelf.peft.load_adapter(model, shelf, "a")
@@ -76,13 +79,29 @@ def test_what_peft_does_not_honour_is_refused_by_its_name_before_a_byte_moves(
     assert torch.equal(logits(model), logits(tiny_llama()))
 
 
-@pytest.mark.parametrize("spelling", ["key_prefix:none", "key_wrapper:_orig_mod", "adapter_name:default"])
+@pytest.mark.parametrize("spelling", ["key_prefix:none", "key_wrapper:_orig_mod"])
 @pytest.mark.filterwarnings("ignore:Found missing adapter keys:UserWarning")
 def test_the_spellings_that_are_refused_are_those_that_peft_itself_does_not_find(spelling: str, tmp_path: Path) -> None:
     """B15: it warns at most, and computes something else than what was trained."""
     trained = logits(load_by_peft(tiny_llama(), save_adapter(tiny_llama(), tmp_path / "a")))
     source = change(tmp_path / "a", UNFIT[spelling][0])
     assert not torch.equal(logits(load_by_peft(tiny_llama(), source, "other")), trained)
+
+
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys:UserWarning")
+def test_tensors_with_an_adapters_name_in_theirs_are_found_by_peft_under_that_name_only(
+    shelf: warmshelf.Shelf, tmp_path: Path
+) -> None:
+    """B15: and it is known here by its ID, so it is refused."""
+    trained = logits(load_by_peft(tiny_llama(), save_adapter(tiny_llama(), tmp_path / "a")))
+    source = change(tmp_path / "a", named("default"))
+    assert torch.equal(logits(load_by_peft(tiny_llama(), source, "default")), trained)
+    assert not torch.equal(logits(load_by_peft(tiny_llama(), source, "other")), trained)
+    adapter = shelf.register("a", source).inspection.adapter  # type: ignore[union-attr]
+    assert adapter is not None
+    assert adapter.engine_verdicts[0].outcome is EngineOutcome.CONDITIONAL
+    with pytest.raises(errors.FeatureUnsupported, match="adapter_name:default"):
+        warmshelf.peft.load_adapter(tiny_llama(), shelf, "a")
 
 
 def test_the_ways_to_begin_that_are_refused_are_those_that_peft_itself_does_not_bring_back(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def inspect(memory_files: Any) -> Any:
         ({"monteclora_config": {}}, {"monteclora"}),
         ({"velora_config": {}}, {"velora"}),
         ({"init_lora_weights": "pissa"}, {"init:pissa"}),
-        ({"init_lora_weights": "pissa_niter_16"}, {"init:pissa"}),
+        ({"init_lora_weights": "pissa_niter_16"}, {"init:pissa_niter"}),
         ({"init_lora_weights": "olora"}, {"init:olora"}),
         ({"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}, {"init:loftq"}),
         ({"init_lora_weights": "corda"}, {"init:corda"}),

@@ -169,7 +169,7 @@ def _bias_feature(bias: object) -> Iterator[str]:
 
 def _init_feature(init: object) -> Iterator[str]:
     if isinstance(init, str) and init not in _PLAIN_INITS:
-        yield f"init:{'pissa' if init.startswith('pissa_niter_') else _shown(init)}"
+        yield f"init:{'pissa_niter' if init.startswith('pissa_niter_') else _shown(init)}"
 
 
 def _object(text: bytes) -> dict[str, object]:

@@ -35,7 +35,7 @@ _FEATURES = {
 _COMPANIONS = {"use_dora": Part.MAGNITUDE, "lora_bias": Part.LORA_BIAS}
 """What stands beside every pair, by the field that asks for it."""
 
-_INITS = frozenset({"init:pissa", "init:olora", "init:corda"})
+_INITS = frozenset({"init:pissa", "init:pissa_niter", "init:olora", "init:corda"})
 """Ways to begin that take the base's weight apart, so that a narrow layer has a smaller rank than the config says."""
 
 _OTHER_FEATURES = {"lora_diag": "kasa", "lora_monteclora_sampler": "monteclora", "lora_velora_embed": "velora"}

@@ -10,6 +10,7 @@ from warmshelf.errors import InvalidRequest
 from warmshelf.v1 import catalog_pb2, catalog_pb2_grpc
 from warmshelfd.leasing import Leasing
 from warmshelfd.observing import Observing, Seen
+from warmshelfd.records import judged
 from warmshelfd.servicers.paging import PAGE_BYTES_MAX, from_token, page_size, to_token
 from warmshelfd.shelf import RegisterOptions, Shelf
 
@@ -33,13 +34,14 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServiceServicer):
             follow=request.follow,
         )
         artifact = await self._shelf.register(request.artifact_id, spec_from_proto(request.spec), options)
-        return catalog_pb2.RegisterArtifactResponse(artifact=artifact_to_proto(artifact))
+        return catalog_pb2.RegisterArtifactResponse(artifact=artifact_to_proto(judged(artifact)))
 
     async def GetArtifact(  # noqa: N802
         self, request: catalog_pb2.GetArtifactRequest, _context: Any
     ) -> catalog_pb2.GetArtifactResponse:
         """Return one artifact."""
-        return catalog_pb2.GetArtifactResponse(artifact=artifact_to_proto(self._shelf.get(request.artifact_id)))
+        artifact = judged(self._shelf.get(request.artifact_id))
+        return catalog_pb2.GetArtifactResponse(artifact=artifact_to_proto(artifact))
 
     async def ListArtifacts(  # noqa: N802
         self, request: catalog_pb2.ListArtifactsRequest, _context: Any
