@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,27 @@ def test_numbers_are_unique_positive_and_the_same_after_a_restart(daemon: Daemon
         assert numbers(shelf) == before
         shelf.register("new", source)
         assert numbers(shelf)["new"] not in before.values()
+
+
+def test_adapters_that_are_registered_at_once_never_share_a_number(shared: Daemon, models: Path) -> None:
+    """B03: from eight threads, over IDs whose short hashes would meet; and a number is not given again while known."""
+    source = write(models / "a", adapter_files(lora(LAYERS)))
+    ids = [f"tenant-{i % 8}/lora-{i}" for i in range(240)]
+
+    def number(artifact: warmshelf.Artifact) -> int:
+        adapter = artifact.inspection.adapter  # type: ignore[union-attr]
+        assert adapter is not None
+        return adapter.adapter_number
+
+    with shared.connect() as shelf, ThreadPoolExecutor(8) as threads:
+        numbers = list(threads.map(lambda name: number(shelf.register(name, source)), ids))
+        assert len(set(numbers)) == len(ids)
+        assert all(0 < each < 2**31 for each in numbers)
+        for name in ids[:10]:
+            shelf.remove(name)
+        again = list(threads.map(lambda name: number(shelf.register(name, source)), ids[:10]))
+        assert not {*again} & {*numbers[10:]}
+        assert [number(shelf.get(name)) for name in ids[10:]] == numbers[10:]
 
 
 def test_an_adapter_for_another_base_is_refused_naming_module_expected_and_got(running: Daemon, models: Path) -> None:

@@ -11,9 +11,10 @@ import torch
 import transformers
 
 import warmshelf
+import warmshelf.peft
 import warmshelf.torch
 import warmshelf.transformers
-from kit.llama import TOKENS, VOCABULARY, WIDTH, logits, save_model, tiny_llama
+from kit.llama import TOKENS, VOCABULARY, WIDTH, load_by_peft, logits, save_adapter, save_model, tiny_llama
 from kit.processes import Daemon
 from warmshelf import errors
 
@@ -80,6 +81,25 @@ def test_tensors_that_transformers_keeps_as_one_are_brought_there(lease_of: Any)
         assert any("experts.0." in name for name in lease)
         model = warmshelf.transformers.load_model(lease)
     assert torch.equal(logits(model), logits(tiny_mixture()))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_an_adapter_of_all_experts_says_what_it_says_with_pefts_own_loading(
+    lease_of: Any, shelf: warmshelf.Shelf, tmp_path: Path
+) -> None:
+    """B06, B15: pairs for parameters of three dimensions, on a base whose file has each expert by itself."""
+    model = tiny_mixture()
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    source = save_adapter(model, tmp_path / "a", target_modules=["q_proj"], target_parameters=parameters)
+    expected = logits(load_by_peft(model, source))
+    with lease_of(model) as lease:
+        leased = warmshelf.transformers.load_model(lease)
+    adapter = shelf.register("a", source, base="base").inspection.adapter  # type: ignore[union-attr]
+    assert adapter is not None
+    assert (adapter.features, adapter.rank_max) == (("target_parameters",), 4)
+    assert "model.layers.0.mlp.experts" in adapter.module_names
+    assert torch.equal(logits(warmshelf.peft.load_adapter(leased, shelf, "a")), expected)
+    assert not torch.equal(expected, logits(model))
 
 
 def test_a_class_may_be_the_configs_or_a_callers(lease_of: Any) -> None:

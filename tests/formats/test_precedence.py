@@ -32,7 +32,7 @@ def names(cell: str) -> list[str]:
 
 
 def content(name: str, there: list[str]) -> bytes:
-    """Return a good file of that name; an index names every ``model-N.safetensors`` that is there, or one that is not."""
+    """Return a good file of that name; an index names the numbered files that are there, or one that is not."""
     shards = [one for one in there if re.fullmatch(r"model-\d\.safetensors", one)] or ["model-9.safetensors"]
     if name == "adapter_config.json":
         return config_bytes()
