@@ -9,7 +9,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,9 @@ class Sizes:
     """How large, how many and how often.
 
     Attributes:
-        small_bytes, base_bytes, large_bytes: of bases.
+        small_bytes, base_bytes, large_bytes, encrypted_bytes: of bases.
+        remote_bytes: of the base that is loaded from a server.
+        redis_bytes: of the base that is read from Redis.
         adapter_bytes: of the adapter that is acquired and loaded again.
         tensor_count: of the artifact that has many.
         registration_count: adapters registered where many are.
@@ -47,6 +49,9 @@ class Sizes:
     small_bytes: int = 64_000_000
     base_bytes: int = 2_400_000_000
     large_bytes: int = 8 << 30
+    remote_bytes: int = 1_000_000_000
+    redis_bytes: int = 1_000_000_000
+    encrypted_bytes: int = 1_000_000_000
     adapter_bytes: int = 10_000_000
     tensor_count: int = 100_000
     registration_count: int = 10_000
@@ -65,6 +70,9 @@ QUICK = Sizes(
     small_bytes=1_000_000,
     base_bytes=6_000_000,
     large_bytes=12_000_000,
+    remote_bytes=6_000_000,
+    redis_bytes=6_000_000,
+    encrypted_bytes=3_000_000,
     adapter_bytes=500_000,
     tensor_count=1000,
     registration_count=50,
@@ -120,11 +128,16 @@ class Context:
 
     @contextmanager
     def daemon(
-        self, room_bytes: int, arena_parent: Path = Path("/dev/shm"), *, spare_bytes: int = SPARE_BYTES
+        self,
+        room_bytes: int,
+        arena_parent: Path = Path("/dev/shm"),
+        *,
+        spare_bytes: int = SPARE_BYTES,
+        options: Sequence[str] = (),
     ) -> Iterator[Daemon]:
         """Run a daemon with room for that many bytes of artifacts, and some to spare."""
         budget = f"{room_bytes + spare_bytes}"
-        with own_daemon(sources=self.folder, budget=budget, arena_parent=arena_parent) as daemon:
+        with own_daemon(sources=self.folder, budget=budget, arena_parent=arena_parent, options=options) as daemon:
             daemon.start()
             yield daemon
 

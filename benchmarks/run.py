@@ -24,12 +24,16 @@ from rich.console import Console
 from benchmarks import (
     adapter,
     cold,
+    encrypted,
     health,
     loading_memory,
     many_tensors,
     mapped,
+    redis,
     reload,
+    request_payload,
     restart,
+    s3,
     stream,
     tensorizer_file,
     trace,
@@ -43,15 +47,19 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "reload": reload.run,
     "cold": cold.run,
     "tensors": tensorizer_file.run,
+    "s3": s3.run,
+    "redis": redis.run,
+    "encrypted": encrypted.run,
     "stream": stream.run,
     "memory": loading_memory.run,
     "restart": restart.run,
     "health": health.run,
     "experts": many_tensors.run,
     "trace": trace.run,
+    "payload": request_payload.run,
 }
 
-PEERS = ("grpcio", "peft", "runai-model-streamer", "safetensors", "tensorizer", "torch")
+PEERS = ("grpcio", "peft", "obstore", "runai-model-streamer", "safetensors", "tensorizer", "torch")
 
 
 def main() -> int:

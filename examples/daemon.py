@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,14 +37,14 @@ class Daemon:
         arena: its directory of segments.
     """
 
-    def __init__(self, home: Path, *, arena: Path, sources: Path, budget: str) -> None:
+    def __init__(self, home: Path, *, arena: Path, sources: Path, budget: str, options: Sequence[str] = ()) -> None:
         self.address = f"unix://{home}/api.sock"
         self.tcp_address = f"127.0.0.1:{_free_port()}"
         self.arena = arena
         self._log = home / "daemon.log"
         self._command = tied("warmshelfd", "--listen", self.address, "--listen", self.tcp_address)
         self._command += ["--arena", str(arena), "--budget", budget, "--registry", f"sqlite:///{home}/registry.db"]
-        self._command += ["--allow-source", f"file://{sources}"]
+        self._command += ["--allow-source", f"file://{sources}", *options]
         self._process: subprocess.Popen[bytes] | None = None  # the one running, if any
 
     @property
@@ -97,10 +97,12 @@ class Daemon:
 
 
 @contextmanager
-def own_daemon(*, sources: Path, budget: str, arena_parent: Path = Path("/dev/shm")) -> Iterator[Daemon]:
+def own_daemon(
+    *, sources: Path, budget: str, arena_parent: Path = Path("/dev/shm"), options: Sequence[str] = ()
+) -> Iterator[Daemon]:
     """Make places for a daemon, not started yet; at the end stop it and remove them."""
     with own_directory() as home, own_directory(arena_parent) as arena:
-        daemon = Daemon(home, arena=arena, sources=sources, budget=budget)
+        daemon = Daemon(home, arena=arena, sources=sources, budget=budget, options=options)
         try:
             yield daemon
         finally:

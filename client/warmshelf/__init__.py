@@ -16,6 +16,7 @@ from warmshelf.client import Shelf, connect
 from warmshelf.errors import WarmshelfError
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.lease import Lease
+from warmshelf.shard import LLAMA_RULES, Rule, Shard
 from warmshelf.types import (
     AdapterInspection,
     Artifact,
@@ -33,12 +34,15 @@ from warmshelf.types import (
     Inspection,
     LeaseInfo,
     LoadPhase,
+    NewArtifact,
     Progress,
+    Registered,
     Source,
 )
 from warmshelf.watch import Watch
 
 __all__ = [
+    "LLAMA_RULES",
     "AdapterInspection",
     "Artifact",
     "ArtifactKind",
@@ -57,8 +61,12 @@ __all__ = [
     "Lease",
     "LeaseInfo",
     "LoadPhase",
+    "NewArtifact",
     "Progress",
+    "Registered",
+    "Rule",
     "SegmentSpec",
+    "Shard",
     "Shelf",
     "Source",
     "TensorSpec",

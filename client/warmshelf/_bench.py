@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from warmshelf.client import LOAD_TIMEOUT_SECONDS, Shelf, connect
+from warmshelf._incoming import LOAD_TIMEOUT_SECONDS
+from warmshelf.client import Shelf, connect
 from warmshelf.errors import InvalidRequest, WarmshelfError
 from warmshelf.export import header_of
 from warmshelf.layout import TensorSpec

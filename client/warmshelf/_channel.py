@@ -19,7 +19,14 @@ import grpc
 
 from warmshelf._status import STATUS_METADATA_KEY, error_from_status
 from warmshelf.errors import Cancelled, DaemonUnreachable, DeadlineExceeded, InvalidRequest, WarmshelfError
-from warmshelf.v1 import capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, transfer_pb2, transfer_pb2_grpc
+from warmshelf.v1 import (
+    capabilities_pb2_grpc,
+    catalog_pb2_grpc,
+    lease_pb2_grpc,
+    push_pb2_grpc,
+    transfer_pb2,
+    transfer_pb2_grpc,
+)
 
 ADDRESS_VARIABLE = "WARMSHELF_ADDRESS"
 DAEMON_UID_VARIABLE = "WARMSHELF_DAEMON_UID"
@@ -200,10 +207,16 @@ class Connection:
         self.catalog: Any = catalog_pb2_grpc.CatalogServiceStub(self._channel)
         self.lease: Any = lease_pb2_grpc.LeaseServiceStub(self._channel)
         self.transfer: Any = transfer_pb2_grpc.TransferServiceStub(self._channel)
+        self.push: Any = push_pb2_grpc.PushServiceStub(self._channel)
         self.capabilities: Any = capabilities_pb2_grpc.CapabilitiesServiceStub(self._channel)
         self.read_segment: Any = self._channel.unary_stream(  # chunks stay bytes: see _frame.parse_frame
             "/warmshelf.v1.TransferService/ReadSegment",
             request_serializer=transfer_pb2.ReadSegmentRequest.SerializeToString,
+            response_deserializer=None,
+        )
+        self.read_tensors: Any = self._channel.unary_stream(
+            "/warmshelf.v1.TransferService/ReadTensors",
+            request_serializer=transfer_pb2.ReadTensorsRequest.SerializeToString,
             response_deserializer=None,
         )
 

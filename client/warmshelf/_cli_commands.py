@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Optional
 
 import typer
 
-from warmshelf import _cli_bench
+from warmshelf import _cli_bench, _cli_push, _cli_tensorize
 from warmshelf import _cli_render as render
+from warmshelf._cli_push_store import push_to_store
 from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.client import Shelf, connect
 from warmshelf.errors import DaemonUnreachable, InvalidRequest, WarmshelfError
+from warmshelf.tensorize import LIBRARIES
 from warmshelf.types import Artifact
 from warmshelf.v1 import catalog_pb2, lease_pb2
 
 REFUSED_STATUS = 1
+USAGE_STATUS = 2
 UNREACHABLE_STATUS = 3
 
 app = typer.Typer(
@@ -36,6 +40,10 @@ Address = Annotated[
 Output = Annotated[
     Optional[render.Output],  # noqa: UP045 - typer reads it at run time
     typer.Option(help="For people, or for programs with the names of the protocol."),
+]
+KeyFile = Annotated[
+    Optional[str],  # noqa: UP045 - typer reads it at run time
+    typer.Option(metavar="K", help="File with the key: 32 bytes, raw or in hexadecimal, or a passphrase."),
 ]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The artifact's ID.")]
 
@@ -85,6 +93,22 @@ def _daemon(context: typer.Context, address: str | None) -> Iterator[Shelf]:
         raise typer.Exit(_status(error)) from None
 
 
+@contextlib.contextmanager
+def _local() -> Iterator[None]:
+    """Report what goes wrong with work that is done here."""
+    try:
+        yield
+    except WarmshelfError as error:
+        render.error(error)
+        raise typer.Exit(REFUSED_STATUS) from None
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in LIBRARIES:
+            raise
+        typer.echo(f"warmshelf: this command needs {library}: pip install 'warmshelf[tensorizer]'", err=True)
+        raise typer.Exit(USAGE_STATUS) from None
+
+
 def _status(error: WarmshelfError) -> int:
     return UNREACHABLE_STATUS if isinstance(error, DaemonUnreachable) else REFUSED_STATUS
 
@@ -100,6 +124,7 @@ def register(
     replace: Annotated[bool, typer.Option("--replace", help="Replace what the ID means now.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Accept other bytes at the source later.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Never evict it to make room.")] = False,
+    defer: Annotated[bool, typer.Option("--defer", help="Look at the source at the first load only.")] = False,
     address: Address = None,
     output: Output = None,
 ) -> None:
@@ -108,8 +133,57 @@ def register(
         raise typer.BadParameter("--replace and --follow exclude each other")
     with _daemon(context, address) as shelf:
         artifact = shelf.register(
-            artifact_id, source, base=base, digest=digest, revision=revision, replace=replace, follow=follow, keep=keep
+            artifact_id,
+            source,
+            base=base,
+            digest=digest,
+            revision=revision,
+            replace=replace,
+            follow=follow,
+            keep=keep,
+            defer=defer,
         )
+        _print_artifact(artifact, _output(context, output))
+
+
+@app.command("register-many")
+def register_many(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines with id, source and more; - for stdin.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what the IDs mean now.")] = False,
+    defer: Annotated[bool, typer.Option("--defer", help="Look at each source at its first load only.")] = False,
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Make many artifacts known: a line has id, source, and base, digest, revision, follow, keep."""
+    try:
+        found = _cli_push.read_lines(file)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="FILE") from None
+    with _daemon(context, address) as shelf:
+        outcomes = shelf.register_many(found, replace=replace, defer=defer)
+    refused = _cli_push.show_outcomes(outcomes, _output(context, output))
+    raise typer.Exit(REFUSED_STATUS if refused else 0)
+
+
+@app.command()
+def push(
+    context: typer.Context,
+    artifact_id: Id,
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="A directory of this host, or a file of weights.")],
+    store: Annotated[
+        str, typer.Option(metavar="URL", help="Write to a store, redis://HOST:PORT/DB, instead of to the daemon.")
+    ] = "",
+    base: Annotated[str, typer.Option(metavar="BASE_ID", help="The base of an adapter.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what the ID means now.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Never evict it to make room.")] = False,
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Send local files to the daemon, which keeps them, or to a store; afterwards the ID is enough."""
+    with _daemon(context, address) as shelf:
+        send: Callable[..., Artifact] = partial(push_to_store, store_url=store) if store else _cli_push.push
+        artifact = send(shelf, artifact_id, directory, base=base, replace=replace, keep=keep)
         _print_artifact(artifact, _output(context, output))
 
 
@@ -278,6 +352,37 @@ def bench(
     with _daemon(context, address) as shelf:
         found = _cli_bench.run(shelf, artifact_ids or [], source, round_count=rounds, reload=reload)
         _cli_bench.show(found, _output(context, output))
+
+
+@app.command()
+def tensorize(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A directory of safetensors here, or one such file.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Must not exist, or be an empty directory.")],
+    key_file: KeyFile = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Give the file a name for each of vLLM's ranks.")
+    ] = 1,
+    output: Output = None,
+) -> None:
+    """Write a model or an adapter as tensorizer's .tensors; no daemon is asked."""
+    with _local():
+        found = _cli_tensorize.tensorize(source, out, key_file, tensor_parallel)
+        _cli_tensorize.show(found, out, _output(context, output))
+
+
+@app.command()
+def untensorize(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A directory with a .tensors file here, or the file.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Must not exist, or be an empty directory.")],
+    key_file: KeyFile = None,
+    output: Output = None,
+) -> None:
+    """Write a .tensors file as a directory of safetensors, bit for bit; no daemon is asked."""
+    with _local():
+        found = _cli_tensorize.untensorize(source, out, key_file)
+        _cli_tensorize.show(found, out, _output(context, output))
 
 
 def _print_artifact(artifact: Artifact, output: render.Output) -> None:

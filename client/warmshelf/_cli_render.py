@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from enum import Enum
@@ -32,6 +33,7 @@ from warmshelf.types import (
     Inspection,
     LeaseInfo,
     Progress,
+    Registered,
 )
 
 _PIPE_WIDTH = 100_000
@@ -58,6 +60,11 @@ def error(failure: WarmshelfError) -> None:
     """Print an error: reason, text and numbers."""
     numbers = ", ".join(f"{key}={value}" for key, value in failure.details.items() if not isinstance(value, str))
     print(_shown(str(failure)) + (f" ({numbers})" if numbers else ""), file=sys.stderr)
+
+
+def outcome(one: Registered) -> None:
+    """Print why one registration of many was refused."""
+    print(_shown(f"{one.artifact_id}: {one.error}"), file=sys.stderr)
 
 
 def artifacts(found: Iterable[Artifact]) -> None:
@@ -107,8 +114,9 @@ def whole_artifact(artifact: Artifact) -> None:
     _print_facts(_facts(artifact))
 
 
-def watch_load(artifact_id: str, steps: Iterator[Progress]) -> Artifact:
-    """Return the artifact that a load ends with; on a terminal, show a bar until then."""
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """On a terminal, show a bar; give a function that tells it of what, and how many bytes of how many, are done."""
     console = _console(sys.stderr)
     columns = (
         progress.TextColumn("{task.description}", markup=False),
@@ -116,16 +124,21 @@ def watch_load(artifact_id: str, steps: Iterator[Progress]) -> Artifact:
         progress.DownloadColumn(binary_units=True),
         progress.TransferSpeedColumn(),
     )
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task(title, total=None)
+
+        def tell(what: str, done_bytes: int, total_bytes: int) -> None:
+            shown.update(task, description=f"{title} {what}", completed=done_bytes, total=total_bytes or None)
+
+        yield tell
+
+
+def watch_load(artifact_id: str, steps: Iterator[Progress]) -> Artifact:
+    """Return the artifact that a load ends with; on a terminal, show a bar until then."""
     last: Progress | None = None
-    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(artifact_id, total=None)
+    with bar(artifact_id) as tell:
         for last in steps:
-            bar.update(
-                task,
-                description=f"{artifact_id} {last.phase.value}",
-                completed=last.done_bytes,
-                total=last.total_bytes or None,
-            )
+            tell(last.phase.value, last.done_bytes, last.total_bytes)
     if last is None or last.artifact is None:
         raise Internal(f"the load of {artifact_id} ended without a result")
     return last.artifact
@@ -169,6 +182,8 @@ def _facts(artifact: Artifact) -> Iterator[_Row]:
         yield from ((f"  {key}", value) for key, value in sorted(artifact.failure.details.items()))
     if artifact.inspection is not None:
         yield from _inspection_facts(artifact.inspection)
+    else:
+        yield "inspection", "not inspected yet; the first load will"
 
 
 def _source_facts(artifact: Artifact) -> Iterator[_Row]:

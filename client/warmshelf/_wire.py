@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from warmshelf.errors import Internal
+from warmshelf.errors import Internal, from_wire
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.types import (
     AdapterInspection,
@@ -33,6 +33,7 @@ from warmshelf.types import (
     LeaseInfo,
     LoadPhase,
     Progress,
+    Registered,
     Source,
 )
 from warmshelf.v1 import artifact_pb2, capabilities_pb2, catalog_pb2, lease_pb2
@@ -116,6 +117,25 @@ def spec_from_proto(message: artifact_pb2.ArtifactSpec) -> ArtifactSpec:
     if message.HasField("adapter"):
         return ArtifactSpec(source, ArtifactKind.ADAPTER, message.adapter.base_artifact_id)
     return ArtifactSpec(source, ArtifactKind.BASE if message.HasField("base") else ArtifactKind.UNKNOWN)
+
+
+def registered_from_proto(message: catalog_pb2.RegisterResult) -> Registered:
+    """Return how one registration of many went."""
+    if not message.HasField("failure"):
+        return Registered(message.artifact_id)
+    failure = message.failure
+    return Registered(message.artifact_id, from_wire(failure.reason, failure.message, dict(failure.details)))
+
+
+def registered_to_proto(one: Registered) -> catalog_pb2.RegisterResult:
+    """Return the wire's form."""
+    message = catalog_pb2.RegisterResult(artifact_id=one.artifact_id)
+    if one.error is not None:
+        details = {key: str(value) for key, value in one.error.details.items()}
+        message.failure.CopyFrom(
+            artifact_pb2.Failure(reason=one.error.reason, message=one.error.message, details=details)
+        )
+    return message
 
 
 def inspection_to_proto(inspection: Inspection, *, full: bool = True) -> artifact_pb2.Inspection:

@@ -8,43 +8,37 @@ logged.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import socket
 import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote
 
 import grpc
 
 from warmshelf import _wire
 from warmshelf._channel import Address, Connection, Deadline, default_address, parse_address
+from warmshelf._incoming import CALL_TIMEOUT_SECONDS, LOAD_TIMEOUT_SECONDS, Incoming
 from warmshelf.digest import check_digest
-from warmshelf.errors import Internal, InvalidRequest, InvalidSpec, LeaseLost, SessionLost
+from warmshelf.errors import Internal, InvalidRequest, LeaseLost, SessionLost
 from warmshelf.export import check_target, write_directory
-from warmshelf.lease import Lease, grant
-from warmshelf.session import Link
+from warmshelf.layout import TensorSpec
+from warmshelf.lease import Lease, arrive, grant
+from warmshelf.session import Link, Session
+from warmshelf.shard import EVERYTHING, Shard
 from warmshelf.types import (
     Artifact,
-    ArtifactKind,
-    ArtifactSpec,
     Capabilities,
     Capacity,
     LeaseInfo,
     Progress,
-    Source,
     check_id,
 )
 from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2
 from warmshelf.watch import Feed, Stream, Watch
 
 ARENA_VARIABLE = "WARMSHELF_ARENA"
-CALL_TIMEOUT_SECONDS = 60.0
-LOAD_TIMEOUT_SECONDS = 3600.0
-"""Of a load, a verification or an export without a timeout; a large base from a remote source takes 20 minutes."""
-
 ACQUIRE_COUNT_MAX = 3
 """How often an acquire starts over because the daemon forgot the session or the lease."""
 
@@ -53,7 +47,6 @@ PLAIN_FEATURE = "lora"
 
 _Artifacts = list[Artifact]  # inside Shelf, ``list`` is a method
 _Leases = list[LeaseInfo]
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def connect(
@@ -86,7 +79,7 @@ def connect(
     return Shelf(where, chosen_arena, holder, tls, timeout)
 
 
-class Shelf:
+class Shelf(Incoming):
     """A daemon, as a program uses it. May be shared by threads; ``connect`` makes one.
 
     After a fork the child's calls are refused if its parent had called before, and work if it had not.
@@ -107,42 +100,6 @@ class Shelf:
         self._closed = False
 
     # --- the catalog ---
-
-    def register(
-        self,
-        artifact_id: str,
-        source: str | os.PathLike[str],
-        *,
-        base: str | None = None,
-        digest: str | None = None,
-        revision: str | None = None,
-        replace: bool = False,
-        follow: bool = False,
-        keep: bool = False,
-    ) -> Artifact:
-        """Make an artifact known. Its headers are inspected, nothing is loaded.
-
-        Args:
-            artifact_id: the ID to know it by.
-            source: a URI, or a path on the daemon's host.
-            base: an adapter's base.
-            digest: refuse any other content.
-            revision: the source's own version.
-            replace: if the ID is known with another spec or content, make this a new generation.
-            follow: accept other bytes at the source later, each as a new generation.
-            keep: never evict it to make room.
-        """
-        spec = spec_of(source_uri(source), base=base, digest=digest, revision=revision)
-        request = catalog_pb2.RegisterArtifactRequest(
-            artifact_id=check_id(artifact_id),
-            spec=_wire.spec_to_proto(spec),
-            replace=replace,
-            keep_resident=keep,
-            follow=follow,
-        )
-        connection = self._current().connection
-        answer = connection.unary(connection.catalog.RegisterArtifact, request, self._deadline())
-        return _wire.artifact_from_proto(answer.artifact)
 
     def get(self, artifact_id: str) -> Artifact:
         """Return an artifact as it is now."""
@@ -249,6 +206,7 @@ class Shelf:
         expected_digest: str | None = None,
         rank_max: int = 0,
         features: Sequence[str] | None = None,
+        shard: Shard | None = None,
     ) -> Lease:
         """Lease an artifact, loading it if need be, and return it with its bytes at hand.
 
@@ -259,6 +217,8 @@ class Shelf:
             expected_digest: refuse any other content.
             rank_max: for adapters, the largest rank that the worker takes; 0: any.
             features: for adapters, what the worker honours beyond plain LoRA; None: anything.
+            shard: only this rank's slice of each tensor: views of a mapped segment, and slices made by
+                the daemon where it is streamed; None: every tensor whole.
         """
         request = lease_pb2.AcquireLeaseRequest(
             artifact_id=check_id(artifact_id),
@@ -270,12 +230,36 @@ class Shelf:
         deadline = self._deadline(timeout)
         for _ in range(ACQUIRE_COUNT_MAX - 1):
             try:
-                return self._acquire(request, deadline)
+                return self._acquire(request, shard, deadline)
             except (SessionLost, LeaseLost):
                 continue
-        return self._acquire(request, deadline)
+        return self._acquire(request, shard, deadline)
 
-    def _acquire(self, request: lease_pb2.AcquireLeaseRequest, deadline: Deadline) -> Lease:
+    def stream_tensors(
+        self, artifact_id: str, *, shard: Shard | None = None, timeout: float | None = None
+    ) -> Iterator[tuple[TensorSpec, memoryview]]:
+        """Lease an artifact and yield its tensors layer by layer, each as soon as its bytes are here and checked.
+
+        So a worker works on the first layers while the others are still on their way. The lease ends
+        with the iterator; bytes that were yielded stay valid. What breaks is raised where it breaks: unlike
+        ``acquire``, this does not start over.
+
+        Args:
+            artifact_id: which.
+            shard: only this rank's slice of each tensor; None: every tensor whole.
+            timeout: seconds for all of it, also a load.
+        """
+        request = lease_pb2.AcquireLeaseRequest(artifact_id=check_id(artifact_id))
+        deadline = self._deadline(timeout)
+        link, session, answer = self._lease(request, deadline)
+        yield from arrive(link, session, answer, self._arena, shard or EVERYTHING, deadline)
+
+    def _acquire(self, request: lease_pb2.AcquireLeaseRequest, shard: Shard | None, deadline: Deadline) -> Lease:
+        return grant(*self._lease(request, deadline), self._arena, shard, deadline)
+
+    def _lease(
+        self, request: lease_pb2.AcquireLeaseRequest, deadline: Deadline
+    ) -> tuple[Link, Session, lease_pb2.AcquireLeaseResponse]:
         link = self._current()
         session = link.session(deadline)
         request.session_id, request.lease_id = session.session_id, secrets.token_hex(16)
@@ -288,7 +272,7 @@ class Shelf:
             # The lease may have been granted and only the answer lost.
             link.release_later(request.session_id, request.lease_id)
             raise
-        return grant(link, session, answer, self._arena, deadline)
+        return link, session, answer
 
     # --- the rest ---
 
@@ -357,27 +341,6 @@ class Shelf:
             call.cancel()
         if last is None or last.artifact is None:
             raise Internal(f"the daemon ended the load of {request.artifact_id!r} without a result")
-
-
-def source_uri(source: str | os.PathLike[str]) -> str:
-    """Return a URI as it is, and a path as a file:// URI; the daemon takes no relative path.
-
-    Raises:
-        InvalidSpec: it is empty.
-    """
-    text = os.fspath(source)
-    if not text:
-        raise InvalidSpec("the source is empty")
-    return text if _URI.match(text) else "file://" + quote(os.fsencode(os.path.abspath(text)))
-
-
-def spec_of(uri: str, *, base: str | None, digest: str | None, revision: str | None) -> ArtifactSpec:
-    """Return the spec that the arguments of ``register`` mean."""
-    return ArtifactSpec(
-        Source(uri, revision or "", check_digest(digest) if digest else ""),
-        ArtifactKind.ADAPTER if base else ArtifactKind.UNKNOWN,
-        check_id(base) if base else "",
-    )
 
 
 def _default_holder() -> str:

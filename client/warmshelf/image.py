@@ -7,9 +7,10 @@ no file, mapping, stream or daemon.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
+from typing import Protocol
 
 import crc32c
 from google.protobuf.message import DecodeError
@@ -19,6 +20,31 @@ from warmshelf.errors import SegmentCorrupt
 from warmshelf.layout import Layout, TensorSpec, check_tensors
 from warmshelf.segment import HEADER_BYTES, Section, SegmentHeader, parse_header
 from warmshelf.v1 import artifact_pb2, manifest_pb2
+
+_NONE: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+
+class Image(Protocol):
+    """Tensors and small files, wherever they lie."""
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes that offsets point into."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Every tensor by its name."""
+
+    @property
+    def strides(self) -> Mapping[str, tuple[int, ...]]:
+        """Distances in elements, of those tensors that are not dense."""
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """The source's small files, by name."""
+
+    def tensor(self, name: str) -> memoryview:
+        """Return the bytes of a tensor; KeyError if there is none of this name."""
 
 
 class SegmentImage:
@@ -67,9 +93,9 @@ class SegmentImage:
         return MappingProxyType(specs)
 
     @property
-    def names(self) -> Iterable[str]:
-        """Names of the tensors, in the layout's order."""
-        return self.specs.keys()
+    def strides(self) -> Mapping[str, tuple[int, ...]]:
+        """None: every tensor is dense."""
+        return _NONE
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import TracebackType
@@ -18,10 +18,12 @@ from typing import Any, Protocol
 from warmshelf._channel import Deadline
 from warmshelf._wire import artifact_from_proto, layout_from_proto, lease_from_proto
 from warmshelf.errors import DaemonUnreachable, Internal, LeaseLost, MalformedArtifact, SegmentCorrupt, WarmshelfError
-from warmshelf.image import SegmentImage
+from warmshelf.image import Image, SegmentImage
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.mapping import CannotMap, map_segment
 from warmshelf.session import RELEASE_SECONDS, Link, Session
+from warmshelf.shard import Shard, layer_of
+from warmshelf.sharding import ShardStream, shard_image
 from warmshelf.transfer import read_segment
 from warmshelf.types import Artifact, ArtifactKind, LeaseInfo
 from warmshelf.v1 import lease_pb2, transfer_pb2
@@ -62,7 +64,7 @@ class Lease(Mapping[str, memoryview]):
         claim: Claim,
         artifact: Artifact,
         layout: Layout,
-        image: SegmentImage,
+        image: Image,
         fallback_reason: str = "",
     ) -> None:
         self.artifact = artifact
@@ -70,7 +72,7 @@ class Lease(Mapping[str, memoryview]):
         self.fallback_reason = fallback_reason
         self._claim = claim
         self._granted_layout = layout
-        self._kept_image: SegmentImage | None = image  # None once released; only ever set to that
+        self._kept_image: Image | None = image  # None once released; only ever set to that
 
     @property
     def generation(self) -> int:
@@ -85,7 +87,7 @@ class Lease(Mapping[str, memoryview]):
     @cached_property
     def layout(self) -> Layout:
         """Where each tensor lies."""
-        return replace(self._granted_layout, tensors=self._image.layout.tensors)
+        return replace(self._granted_layout, tensors=tuple(self._image.specs.values()))
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -93,8 +95,13 @@ class Lease(Mapping[str, memoryview]):
         return self._image.specs
 
     @property
+    def strides(self) -> Mapping[str, tuple[int, ...]]:
+        """Distances in elements of those tensors that are not dense: slices of a mapped lease with a shard."""
+        return self._image.strides
+
+    @property
     def segment_view(self) -> memoryview:
-        """All bytes of the segment; the layout's offsets point into it."""
+        """All bytes of the segment, or of the slices of a streamed shard; the layout's offsets point into it."""
         return self._image.view
 
     @property
@@ -132,7 +139,7 @@ class Lease(Mapping[str, memoryview]):
         return self._image.tensor(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._image.names)
+        return iter(self._image.specs)
 
     def __len__(self) -> int:
         return len(self._image.specs)
@@ -156,7 +163,7 @@ class Lease(Mapping[str, memoryview]):
     __hash__ = object.__hash__
 
     @property
-    def _image(self) -> SegmentImage:
+    def _image(self) -> Image:
         if self._kept_image is None:
             raise LeaseLost(f"the lease on {self.artifact.artifact_id!r} was released; views taken before stay valid")
         return self._kept_image
@@ -186,7 +193,12 @@ class _SessionClaim:
 
 
 def grant(
-    link: Link, session: Session, answer: lease_pb2.AcquireLeaseResponse, arena: str, deadline: Deadline
+    link: Link,
+    session: Session,
+    answer: lease_pb2.AcquireLeaseResponse,
+    arena: str,
+    shard: Shard | None,
+    deadline: Deadline,
 ) -> Lease:
     """Return the lease that the daemon granted, once its bytes are at hand.
 
@@ -195,6 +207,7 @@ def grant(
         session: on which the lease hangs.
         answer: what the daemon said.
         arena: its arena's directory here, if somebody said so; else "".
+        shard: what of it this process takes; None: everything.
         deadline: for all of it.
 
     Raises:
@@ -203,11 +216,33 @@ def grant(
     claim = _SessionClaim(link, session, lease_from_proto(answer.lease))
     try:
         layout = layout_from_proto(answer.layout)
-        image, fallback_reason = _bring(link, session, answer, _only_segment(layout), arena, deadline)
+        image, fallback_reason = _bring(link, session, answer, _only_segment(layout), arena, shard, deadline)
         return Lease(claim, artifact_from_proto(answer.artifact), layout, image, fallback_reason)
     except BaseException:
         claim.release()
         raise
+
+
+def arrive(
+    link: Link, session: Session, answer: lease_pb2.AcquireLeaseResponse, arena: str, shard: Shard, deadline: Deadline
+) -> Iterator[tuple[TensorSpec, memoryview]]:
+    """Yield a rank's tensors layer by layer, each once its bytes are at hand; the lease ends with the iterator."""
+    claim = _SessionClaim(link, session, lease_from_proto(answer.lease))
+    segment = _only_segment(layout_from_proto(answer.layout))
+    try:
+        image: Image
+        try:
+            image = shard_image(_map(link, answer, segment, arena), shard)
+            specs: Iterable[TensorSpec] = sorted(image.specs.values(), key=layer_of)
+        except CannotMap as error:
+            request = _request(session, answer, segment, error.fallback_reason)
+            stream = ShardStream(link.connection, request, segment, shard, deadline)
+            image, specs = stream.image, stream.arrive()
+        with _told_as_lost(session):
+            for spec in specs:
+                yield spec, image.tensor(spec.name)
+    finally:
+        claim.release()
 
 
 def _bring(
@@ -216,30 +251,53 @@ def _bring(
     answer: lease_pb2.AcquireLeaseResponse,
     segment: SegmentSpec,
     arena: str,
+    shard: Shard | None,
     deadline: Deadline,
-) -> tuple[SegmentImage, str]:
-    """Return the segment, and why it was streamed."""
+) -> tuple[Image, str]:
+    """Return the segment or the rank's slices, and why they were streamed."""
     try:
-        directory = arena or _shared_directory(link, answer)
-        return map_segment(directory, segment.segment_id, segment.size_bytes), ""
+        if shard:
+            return shard_image(_map(link, answer, segment, arena), shard), ""
+        return _map(link, answer, segment, arena), ""
     except CannotMap as error:
-        fallback_reason = error.fallback_reason
-    request = transfer_pb2.ReadSegmentRequest(
+        request = _request(session, answer, segment, error.fallback_reason)
+    with _told_as_lost(session):
+        if shard:
+            stream = ShardStream(link.connection, request, segment, shard, deadline)
+            for _ in stream.arrive():
+                pass
+            return stream.image, request.fallback_reason
+        buffer = read_segment(link.connection, request, segment, deadline)
+    image = SegmentImage(buffer, segment.content_size_bytes)
+    if image.header.segment_id != segment.segment_id:
+        raise SegmentCorrupt(f"streamed segment {image.header.segment_id}, leased {segment.segment_id}")
+    return image, request.fallback_reason
+
+
+def _map(link: Link, answer: lease_pb2.AcquireLeaseResponse, segment: SegmentSpec, arena: str) -> SegmentImage:
+    return map_segment(arena or _shared_directory(link, answer), segment.segment_id, segment.size_bytes)
+
+
+def _request(
+    session: Session, answer: lease_pb2.AcquireLeaseResponse, segment: SegmentSpec, fallback_reason: str
+) -> transfer_pb2.ReadSegmentRequest:
+    return transfer_pb2.ReadSegmentRequest(
         lease_id=answer.lease.lease_id,
         session_id=session.session_id,
         segment_index=segment.segment_index,
         fallback_reason=fallback_reason,
     )
+
+
+@contextlib.contextmanager
+def _told_as_lost(session: Session) -> Iterator[None]:
+    """Tell a daemon that cannot be reached as the loss of the lease, if its session is lost."""
     try:
-        buffer = read_segment(link.connection, request, segment, deadline)
+        yield
     except DaemonUnreachable as error:
         if session.lost:
             raise LeaseLost(f"the daemon went away in mid-stream: {error.message}") from error
         raise
-    image = SegmentImage(buffer, segment.content_size_bytes)
-    if image.header.segment_id != segment.segment_id:
-        raise SegmentCorrupt(f"streamed segment {image.header.segment_id}, leased {segment.segment_id}")
-    return image, fallback_reason
 
 
 def _shared_directory(link: Link, answer: lease_pb2.AcquireLeaseResponse) -> str:

@@ -28,13 +28,26 @@ def arrays(lease: Lease) -> dict[str, NDArray[Any]]:
     that is mapped or streamed can be written to: that changes this lease's copy only.
     """
     segment = np.frombuffer(lease.segment_view, dtype=np.uint8)
-    return {name: _array(segment, spec) for name, spec in lease.specs.items()}
+    strides = lease.strides
+    return {name: _array(segment, spec, strides.get(name)) for name, spec in lease.specs.items()}
 
 
-def _array(segment: NDArray[np.uint8], spec: TensorSpec) -> NDArray[Any]:
+def _array(segment: NDArray[np.uint8], spec: TensorSpec, strides: tuple[int, ...] | None) -> NDArray[Any]:
     row = DTYPES[spec.dtype]
+    if strides is not None:
+        return _strided(segment, spec, row, strides)
     data = segment[spec.offset_bytes : spec.end_bytes]
     return data.view(row.numpy_name or _BITS.get(row.bits, "u1")).reshape(_shape(row, spec))
+
+
+def _strided(segment: NDArray[np.uint8], spec: TensorSpec, row: Dtype, strides: tuple[int, ...]) -> NDArray[Any]:
+    """Return a view of a slice; its bytes lie inside those of the tensor that it is cut from."""
+    dtype = np.dtype(row.numpy_name or _BITS.get(row.bits, "u1"))
+    shape = _shape(row, spec)
+    distances = [stride * row.bits // 8 for stride in strides[:-1]] + [dtype.itemsize]
+    data = segment[spec.offset_bytes :]
+    view: NDArray[Any] = np.ndarray(shape, dtype, data, strides=distances)
+    return view
 
 
 def _shape(row: Dtype, spec: TensorSpec) -> tuple[int, ...]:

@@ -28,7 +28,8 @@ def tensors(lease: Lease) -> dict[str, torch.Tensor]:
     """
     segment = _bytes_tensor(lease.segment_view)
     typed: dict[str, torch.Tensor] = {}  # the whole segment as each dtype: then a tensor costs one call of torch
-    return {name: _tensor(segment, typed, spec) for name, spec in lease.specs.items()}
+    strides = lease.strides
+    return {name: _tensor(segment, typed, spec, strides.get(name)) for name, spec in lease.specs.items()}
 
 
 def _bytes_tensor(view: memoryview) -> torch.Tensor:
@@ -38,7 +39,9 @@ def _bytes_tensor(view: memoryview) -> torch.Tensor:
         return torch.frombuffer(view, dtype=torch.uint8)
 
 
-def _tensor(segment: torch.Tensor, typed: dict[str, torch.Tensor], spec: TensorSpec) -> torch.Tensor:
+def _tensor(
+    segment: torch.Tensor, typed: dict[str, torch.Tensor], spec: TensorSpec, strides: tuple[int, ...] | None
+) -> torch.Tensor:
     row = DTYPES[spec.dtype]
     whole = typed.get(spec.dtype)
     if whole is None:
@@ -49,7 +52,8 @@ def _tensor(segment: torch.Tensor, typed: dict[str, torch.Tensor], spec: TensorS
         return torch.empty(shape, dtype=whole.dtype)
     if spec.offset_bytes % row.align_bytes:
         raise SegmentCorrupt(f"tensor {spec.name!r} lies at {spec.offset_bytes}, no multiple of {row.align_bytes}")
-    return whole.as_strided(shape, _strides(shape), spec.offset_bytes // whole.dtype.itemsize)
+    distances = _strides(shape) if strides is None else _packed(row, strides)
+    return whole.as_strided(shape, distances, spec.offset_bytes // whole.dtype.itemsize)
 
 
 @lru_cache(maxsize=1024)  # the tensors of a model have few shapes between them
@@ -59,6 +63,11 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     for dim in reversed(shape[1:]):
         strides.append(strides[-1] * dim)
     return tuple(reversed(strides)) if shape else ()
+
+
+def _packed(row: Dtype, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return strides as torch counts them where it takes several elements for one; the last is 1 in both."""
+    return (*(stride // row.packed for stride in strides[:-1]), *strides[-1:])
 
 
 def _torch_dtype(row: Dtype, spec: TensorSpec) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Streams a leased segment into private memory, checks every chunk, and resumes.
+"""Streams a leased segment, or slices of its tensors, into private memory, checks every chunk, and resumes.
 
 Bytes count only once their CRC has been checked and their place is the next one
 expected; whatever breaks, reading goes on from there. Knows no session: when the
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import crc32c
 import grpc
@@ -34,34 +35,89 @@ def read_segment(
 
     Args:
         connection: to the daemon that granted the lease.
-        request: lease, session, segment and fallback reason; its offset is set here.
+        request: lease, session, segment and fallback reason.
         segment: what the lease's layout says of it.
         deadline: for all of it.
 
     Raises:
         WarmshelfError: the lease is lost, time is up, or no byte came in several reads.
     """
-    buffer = _allocate(segment)
-    view = memoryview(buffer)
-    fruitless_count = 0
-    done_bytes = 0
+    buffer = allocate_content(segment)
+    with memoryview(buffer) as view:
+        read_range(connection, request, view, 0, deadline)
+    return buffer
+
+
+def read_range(
+    connection: Connection,
+    request: transfer_pb2.ReadSegmentRequest,
+    view: memoryview,
+    first_byte: int,
+    deadline: Deadline,
+) -> None:
+    """Fill the view with a leased segment's bytes from ``first_byte`` on; as ``read_segment``."""
+
+    def start(offset_bytes: int, limit_bytes: int) -> Any:
+        part = transfer_pb2.ReadSegmentRequest()
+        part.CopyFrom(request)
+        part.offset_bytes, part.limit_bytes = offset_bytes, limit_bytes
+        return connection.read_segment(part, timeout=deadline.left())
+
+    for _ in arrivals(connection, start, view, first_byte, deadline):
+        pass
+
+
+def read_tensors(
+    connection: Connection, request: transfer_pb2.ReadTensorsRequest, view: memoryview, deadline: Deadline
+) -> Iterator[int]:
+    """Fill the view with the packed slices of a request; yield how many bytes are there, as they come."""
+
+    def start(offset_bytes: int, _: int) -> Any:
+        part = transfer_pb2.ReadTensorsRequest()
+        part.CopyFrom(request)
+        part.offset_bytes = offset_bytes
+        return connection.read_tensors(part, timeout=deadline.left())
+
+    return arrivals(connection, start, view, 0, deadline)
+
+
+def arrivals(
+    connection: Connection, start: Callable[[int, int], Any], view: memoryview, first_byte: int, deadline: Deadline
+) -> Iterator[int]:
+    """Fill the view from streams of chunks, going on where one broke; yield the bytes that are there and checked.
+
+    ``start`` opens a stream from an offset, of so many bytes; the view's first byte is at ``first_byte``.
+    """
+    fruitless_count = done_bytes = 0
     while done_bytes < len(view):
-        request.offset_bytes = done_bytes
-        request.limit_bytes = len(view) - done_bytes
-        new_bytes, error = _read_once(connection, request, view, deadline)
-        done_bytes += new_bytes
-        if new_bytes:
+        offset, before = first_byte + done_bytes, done_bytes
+        call = connection.once(lambda: start(offset, first_byte + len(view) - offset))  # noqa: B023 - called at once
+        error: WarmshelfError | None = None
+        try:
+            for data in _chunks(call, offset, first_byte + len(view)):
+                view[done_bytes : done_bytes + len(data)] = data
+                done_bytes += len(data)
+                yield done_bytes
+        except grpc.RpcError as failure:
+            error = connection.typed_error(failure)
+        except ChunkCorrupt as failure:
+            error = failure
+        finally:
+            call.cancel()
+        if done_bytes > before:
             fruitless_count = 0
         elif not isinstance(error, TooManyStreams):  # that one is waited out, however long the deadline
             fruitless_count += 1
         if done_bytes == len(view):
             _check_end(error)
-        elif error and not _may_resume(error, fruitless_count, deadline):
+            return
+        error = error or _short(first_byte + done_bytes, first_byte + len(view))
+        if not _may_resume(error, fruitless_count, deadline):
             raise error
-    return buffer
 
 
-def _allocate(segment: SegmentSpec) -> mmap.mmap:
+def allocate_content(segment: SegmentSpec) -> mmap.mmap:
+    """Return zeroed memory for a segment's content; pages that nobody writes to cost nothing."""
     size = segment.content_size_bytes
     if not HEADER_BYTES <= size <= segment.size_bytes:
         raise Internal(f"the daemon names a segment of {segment.size_bytes} bytes with {size} of content")
@@ -87,28 +143,10 @@ def _may_resume(error: WarmshelfError, fruitless_count: int, deadline: Deadline)
     return deadline.pause(min(first * 2**fruitless_count, longest))
 
 
-def _read_once(
-    connection: Connection, request: transfer_pb2.ReadSegmentRequest, view: memoryview, deadline: Deadline
-) -> tuple[int, WarmshelfError | None]:
-    """Return how many new bytes came, all checked, and why there are no more."""
-    done_bytes = request.offset_bytes
-    call = connection.once(lambda: connection.read_segment(request, timeout=deadline.left()))
-    try:
-        for data in _chunks(call, done_bytes, len(view)):
-            view[done_bytes : done_bytes + len(data)] = data
-            done_bytes += len(data)
-    except grpc.RpcError as error:
-        return done_bytes - request.offset_bytes, connection.typed_error(error)
-    except ChunkCorrupt as error:
-        return done_bytes - request.offset_bytes, error
-    finally:
-        call.cancel()
-    if done_bytes == len(view):
-        return done_bytes - request.offset_bytes, None
-    short = ChunkCorrupt(
-        f"the stream ended at byte {done_bytes} of {len(view)}", done_bytes=done_bytes, total_bytes=len(view)
+def _short(done_bytes: int, total_bytes: int) -> ChunkCorrupt:
+    return ChunkCorrupt(
+        f"the stream ended at byte {done_bytes} of {total_bytes}", done_bytes=done_bytes, total_bytes=total_bytes
     )
-    return done_bytes - request.offset_bytes, short
 
 
 def _chunks(messages: Iterator[bytes], offset_bytes: int, end_bytes: int) -> Iterator[memoryview]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 
-from warmshelf.errors import InvalidId
+from warmshelf.errors import InvalidId, WarmshelfError
 
 ID_BYTES_MAX = 255
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@:+-]*")
@@ -118,6 +118,27 @@ class ArtifactSpec:
     source: Source
     kind: ArtifactKind = ArtifactKind.UNKNOWN
     base_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NewArtifact:
+    """One of many to register: as the arguments of ``Shelf.register``."""
+
+    artifact_id: str
+    source: str
+    base: str = ""
+    digest: str = ""
+    revision: str = ""
+    follow: bool = False
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """How one registration of many went; ``error`` says why it was refused."""
+
+    artifact_id: str
+    error: WarmshelfError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ import grpc
 
 from warmshelf.errors import SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
-from warmshelf.v1 import capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc
+from warmshelf.v1 import capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
 from warmshelfd import __version__
+from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
 from warmshelfd.domain.leases import LeaseTable
@@ -22,12 +23,14 @@ from warmshelfd.hashing import Hashing
 from warmshelfd.inspecting import Sources
 from warmshelfd.leasing import Leasing
 from warmshelfd.listening import Servers, Transport
-from warmshelfd.loading import Loader, LoadThreads, executor
+from warmshelfd.loading import Loader
 from warmshelfd.memory.arena import Arena
 from warmshelfd.metrics import Metrics
 from warmshelfd.observing import Observing
-from warmshelfd.opening import openers
+from warmshelfd.opening import open_spool, openers
 from warmshelfd.operating import Operating
+from warmshelfd.pools import LoadThreads, executor
+from warmshelfd.pushing import Pushing
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency
 from warmshelfd.running import log_failure
@@ -36,6 +39,7 @@ from warmshelfd.servicers.catalog import CatalogServicer
 from warmshelfd.servicers.flight import FlightBudget
 from warmshelfd.servicers.guard import Guard
 from warmshelfd.servicers.lease import LeaseServicer
+from warmshelfd.servicers.push import PushServicer
 from warmshelfd.servicers.transfer import TransferServicer
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
@@ -56,7 +60,7 @@ class Daemon:
     def __init__(self, settings: Settings, arena: Arena) -> None:
         self._settings = settings
         self._arena = arena
-        self._sources = Sources(openers(settings), settings.format_limits())
+        self._sources = Sources(openers(settings), settings.format_limits(), Keys(settings.source))
         self.metrics = _metrics(self._sources.schemes, arena)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
         leases = _lease_table(settings)
@@ -69,13 +73,7 @@ class Daemon:
             self.metrics,
         )
         registry = open_registry(settings.registry)
-        threads = LoadThreads(
-            bases=settings.load_threads,
-            adapters=settings.adapter_load_threads,
-            inspections=settings.adapter_load_threads,
-            reads=settings.read_threads,
-        )
-        loader = Loader(self._sources, residency, registry, threads)
+        loader = Loader(self._sources, residency, registry, _load_threads(settings))
         self._shelf = Shelf(
             catalog=catalog,
             leases=leases,
@@ -92,9 +90,14 @@ class Daemon:
         changes = Changes(first_sequence=time.time_ns() // 1000, change_count_max=settings.change_count_max)
         self._observing = Observing(self._shelf, changes)
         self._upkeep = Upkeep(
-            self._shelf, self._leasing, declare=settings.declare, follow_seconds=settings.follow_seconds
+            self._shelf,
+            self._leasing,
+            declare=settings.declare,
+            follow_seconds=settings.follow_seconds,
+            place=self._sources.place,
         )
         self._leasing.register_unknown = self._upkeep.register_unknown
+        self._pushing = Pushing(open_spool(settings), self._shelf, loader, settings.push_limits())
         self._guard = Guard(self.metrics)
         self._transfer = TransferServicer(
             self._shelf, self._leasing, _flight(settings), settings.stall_seconds, self.metrics
@@ -109,6 +112,7 @@ class Daemon:
 
     async def _serve(self) -> None:
         await self._shelf.start()
+        await self._pushing.start()
         servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
         await servers.start()
         self._operating.started = True
@@ -119,6 +123,7 @@ class Daemon:
             asyncio.create_task(self._upkeep.declare_and_preload(self._settings.preload)),
             asyncio.create_task(self._upkeep.follow()),
             asyncio.create_task(self._shelf.residency.sweep()),
+            asyncio.create_task(self._pushing.sweep()),
         ]
         for task in background:
             task.add_done_callback(log_failure)
@@ -131,6 +136,7 @@ class Daemon:
                 task.cancel()
             await asyncio.wait(background)
             await servers.stop(_STOP_GRACE_SECONDS)
+            await self._pushing.stop()
             await self._shelf.stop()
             self._arena.close()
 
@@ -149,6 +155,9 @@ class Daemon:
         )
         capabilities_pb2_grpc.add_CapabilitiesServiceServicer_to_server(
             CapabilitiesServicer(self._capabilities(), self._observing), server
+        )
+        push_pb2_grpc.add_PushServiceServicer_to_server(
+            PushServicer(self._pushing, self._settings.stall_seconds), server
         )
         server.add_generic_rpc_handlers((self._transfer.handler(),))
 
@@ -220,6 +229,15 @@ def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:
         __version__, pinning=arena.pinning, page_size_bytes=arena.page_size_bytes, budget_bytes=arena.budget_bytes
     )
     return metrics
+
+
+def _load_threads(settings: Settings) -> LoadThreads:
+    return LoadThreads(
+        bases=settings.load_threads,
+        adapters=settings.adapter_load_threads,
+        inspections=settings.adapter_load_threads,
+        reads=settings.read_threads,
+    )
 
 
 def _lease_table(settings: Settings) -> LeaseTable:

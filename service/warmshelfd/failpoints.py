@@ -37,6 +37,9 @@ NAMES = frozenset(
         "remove.recorded",  # gone from the registry, the file still has its name
         "adopt.segment",  # before each segment is adopted at start
         "stream.chunk",  # before each chunk is sent
+        "push.chunk",  # before each pushed chunk is written
+        "push.proven",  # every file is on the disk and as it was sent, nothing is kept
+        "push.kept",  # renamed to be kept, the registry does not know it
     }
 )
 """Every failpoint there is; a test shows that each is hit."""

@@ -288,7 +288,7 @@ class Leasing:
         await self._known(artifact_id, until)
         entry = shelf.catalog.get(artifact_id)
         if entry.state is ArtifactState.READY:
-            await shelf.notice_change(entry)
+            await shelf.registering.notice_change(entry)
         while (entry := shelf.catalog.get(artifact_id)).state is ArtifactState.EVICTING:
             await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
         if entry.state is not ArtifactState.READY and detach:

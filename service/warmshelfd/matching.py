@@ -106,7 +106,7 @@ class Matching:
         if layout is not None:
             return {spec.name: spec.shape for spec in layout.tensors}
         try:
-            examined = await self._loader.inspect(base.spec.source)
+            examined = await self._loader.inspect(base.spec.source, needs_key=False)
         except WarmshelfError as error:
             _log.info("base %s cannot be looked at now: %s", base_id, error)
             return None
@@ -122,12 +122,20 @@ class Matching:
             task.add_done_callback(self._checks.discard)
             task.add_done_callback(log_failure)
 
-    def base_gone(self, base_id: str) -> list[Entry]:
-        """Let the adapters of a base that is not known say so; return those that said otherwise, for ``keep``.
+    def gone(self, entry: Entry) -> list[Entry]:
+        """An artifact is no longer known. If it was a base, let its adapters say so; return them, for ``keep``.
 
         What fitted it need not fit the next of its name. They are served as before.
         """
-        doubted = [entry for entry in self.adapters_of(base_id) if _is_compared(entry)]
+        return [] if entry.kind is ArtifactKind.ADAPTER else self._doubt({entry.artifact_id})
+
+    def bases_missing(self) -> None:
+        """Do the same for every base that is not known: the daemon may have died before all was kept."""
+        named = {entry.spec.base_id for entry in self._catalog if _is_compared(entry)}
+        self._doubt({base_id for base_id in named if self._catalog.find(base_id) is None})
+
+    def _doubt(self, base_ids: set[str]) -> list[Entry]:
+        doubted = [entry for entry in self._catalog if entry.spec.base_id in base_ids and _is_compared(entry)]
         for entry in doubted:
             entry.inspection = unchecked(to_registration(entry)).inspection
             self._catalog.changed(entry)
@@ -140,12 +148,6 @@ class Matching:
     async def _put(self, entry: Entry) -> None:
         if self._catalog.find(entry.artifact_id) is entry:
             await self._registry.put(to_registration(entry))
-
-    def bases_missing(self) -> None:
-        """Do the same for every base that is not known: the daemon may have died before all was kept."""
-        for base_id in {entry.spec.base_id for entry in self._catalog if _is_compared(entry)}:
-            if self._catalog.find(base_id) is None:
-                self.base_gone(base_id)
 
     async def _check_adapters(self, base_id: str) -> None:
         for entry in self.adapters_of(base_id):

@@ -22,6 +22,7 @@ _REMEMBERED = (
     "digest",
     "segment_id",
     "size_bytes",
+    "hashes_owed",
 )
 
 
@@ -72,7 +73,7 @@ def judged(artifact: Artifact) -> Artifact:
 
 def forgotten(known: Registration) -> Registration:
     """Return the registration with nothing of its present bytes."""
-    return dataclasses.replace(known, digest="", segment_id="", size_bytes=0)
+    return dataclasses.replace(known, digest="", segment_id="", size_bytes=0, hashes_owed=False)
 
 
 def merged(now: Registration, known: Registration, wanted: Registration) -> Registration:

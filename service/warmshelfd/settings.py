@@ -23,15 +23,21 @@ from warmshelfd.formats.base import FormatLimits
 from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share, parse_size
+from warmshelfd.pushes import PushLimits
 from warmshelfd.registry.open import sqlite_path
 from warmshelfd.sources.file_uri import parse_path
+from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.settings import SourceSettings, check_prefix
 
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
 """Smaller chunks cost more calls than they save memory; larger ones are slower, and from
 3.9 MiB on a chunk with its head is above the 4 MiB that gRPC clients take by default."""
 
+CHUNK_HEAD_BYTES = 1 << 10
+"""Room in a message for what a pushed chunk has beside its data; it takes some 70 bytes."""
+
 _FORMAT = FormatLimits()
+_TIME = TimeLimits()
 
 
 def _check_chunk(size: int) -> int:
@@ -40,7 +46,7 @@ def _check_chunk(size: int) -> int:
     return size
 
 
-def _check_arena(path: str) -> str:
+def _check_directory(path: str) -> str:
     if not path or "\0" in path:
         raise ValueError("it must be a directory")
     return os.path.abspath(path)
@@ -95,7 +101,7 @@ class Settings(BaseSettings):
 
     listen: Annotated[tuple[Address, ...], Field(min_length=1)]
     """`unix:///PATH` or `HOST:PORT`. Default: `api.sock` in `$XDG_RUNTIME_DIR/warmshelf` or `/tmp/warmshelf-$UID`."""
-    arena: Annotated[str, AfterValidator(_check_arena)]
+    arena: Annotated[str, AfterValidator(_check_directory)]
     """Directory of the segments, on a memory file system. Default: `/dev/shm/warmshelf-$UID`."""
     budget: Size | None = None
     """Bytes the arena may hold. Default: half of what its file system has free, or what the cgroup leaves if less."""
@@ -105,6 +111,8 @@ class Settings(BaseSettings):
     """Whether segments are page-locked: `prefer`, `require` or `off`. Default: `prefer`."""
     registry: Annotated[str, AfterValidator(_check_registry)]
     """`sqlite:///PATH`. Default: `warmshelf/registry.sqlite` in `$XDG_STATE_HOME`, else in `~/.local/state`."""
+    spool: Annotated[str, AfterValidator(_check_directory)] = ""
+    """Directory that keeps what clients push. Default: `spool` beside the registry's file."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
     """Prefixes that sources may lie under, such as `file:///models`; all else is refused. Default: the current
     directory, while only Unix sockets are listened on and it is not `/`; else nothing."""
@@ -162,17 +170,50 @@ class Settings(BaseSettings):
     stuck_seconds: Seconds = 10.0
     """`/livez` fails once the event loop has not turned for so long, which is far above what any step on it takes."""
 
+    # --- limits: remote sources; reasons in TimeLimits and RetryLimits ------
+
+    source_connect_seconds: Seconds = _TIME.connect_seconds
+    """How long a server may take to accept a connection."""
+    source_answer_seconds: Seconds = _TIME.answer_seconds
+    """How long it may take from a request to the head of its answer, the TLS handshake included."""
+    source_stall_seconds: Seconds = _TIME.stall_seconds
+    """Longest silence within an answer."""
+    source_bytes_per_second_min: Size = _TIME.bytes_per_second_min
+    """What an answer must bring on average."""
+    source_retry_seconds: Seconds = _TIME.retry.total_seconds
+    """How long a read that fails is tried again, in all."""
+    source_attempts_max: Count = _TIME.retry.attempts_max
+    """How often it is tried."""
+
     # --- limits: loads ------------------------------------------------------
 
     load_threads: Count = 4
-    """Bases that load at once; two threads reach the memory's speed, more wait for slow sources."""
+    """Bases that load at once from one server, or from this node's files; two threads reach the memory's speed, more
+    wait for slow sources."""
     adapter_load_threads: Count = 8
-    """Adapters that load at once, never behind a base."""
+    """Adapters that load at once from one server, or from this node's files, never behind a base."""
     read_threads: Count = 4
     """Parallel reads of one base's load."""
+    source_read_threads: Count = 8
+    """Parallel reads of one load from S3 or a hub, each of some MiB: one alone is as slow as one connection is."""
     reserve_bytes: Size = 512 << 20
     """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
     With the budget it must fit into the cgroup's limit."""
+
+    # --- limits: pushes -----------------------------------------------------
+
+    spool_bytes_max: Size | None = None
+    """Bytes that pushed files may take, kept and unfinished. Default: half of what the spool's disk has for them."""
+    pushes_max: Count = 64
+    """Most unfinished pushes; one that streams has two chunks of memory."""
+    push_files_max: Count = 4096
+    """Most files of a push; the largest public model has 191 shards."""
+    push_chunk_bytes: Size = 512 << 10
+    """Most data of one pushed chunk; with its head it is below `message_bytes_max`."""
+    push_idle_seconds: Seconds = 3600.0
+    """A push that got no byte for so long is dropped: its client has had time for a restart of either side."""
+    spool_orphan_seconds: Seconds = 7 * 24 * 3600.0
+    """What is kept and no ID means is dropped after so long: a lost registry may be brought back until then."""
 
     # --- limits: what a source's files may ask for; reasons in FormatLimits --
 
@@ -194,6 +235,12 @@ class Settings(BaseSettings):
     """Longest file kept whole beside the tensors."""
     format_small_files_bytes_max: Size = _FORMAT.small_files_bytes_max
     """All of those together."""
+    format_box_bytes_max: Size = _FORMAT.box_bytes_max
+    """Longest run of encrypted bytes under one MAC; each reading thread holds one, and 4 MiB besides."""
+    format_argon2_memory_bytes_max: Size = _FORMAT.argon2_memory_bytes_max
+    """Memory for deriving a key from a passphrase, out of the reserve; tensorizer's "sensitive" takes 1GiB."""
+    format_argon2_passes_max: Count = _FORMAT.argon2_passes_max
+    """Passes over that memory."""
 
     @classmethod
     def settings_customise_sources(
@@ -211,6 +258,8 @@ class Settings(BaseSettings):
     def _check_together(self) -> Settings:
         if not self.small_chunk_bytes <= self.chunk_bytes <= self.flight_bytes_max:
             raise ValueError("small_chunk_bytes must not be above chunk_bytes, nor that above flight_bytes_max")
+        if self.push_chunk_bytes + CHUNK_HEAD_BYTES > self.message_bytes_max:
+            raise ValueError(f"push_chunk_bytes must be {CHUNK_HEAD_BYTES} below message_bytes_max")
         if len(set(self.listen)) < len(self.listen):
             raise ValueError("listen has an address twice")
         return self
@@ -218,6 +267,10 @@ class Settings(BaseSettings):
     def adapter_floor_bytes(self, budget_bytes: int) -> int:
         """Return what bases must leave to adapters in an arena of this budget."""
         return self.adapter_floor.of(budget_bytes)
+
+    def push_limits(self) -> PushLimits:
+        """Return the limits of pushes."""
+        return PushLimits(**{field.name: getattr(self, field.name) for field in fields(PushLimits)})
 
     def format_limits(self) -> FormatLimits:
         """Return the limits of formats."""

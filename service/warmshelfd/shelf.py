@@ -1,56 +1,39 @@
 """The use cases of the catalog: register, get, list, evict, remove; and adoption at start.
 
-All state lives on the event loop; what blocks goes to threads. Leases and loads
-are in ``leasing``. Knows no gRPC.
+All state lives on the event loop; what blocks goes to threads. What an ID means is changed
+in ``registering``; leases and loads are in ``leasing``. Knows no gRPC.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
-from warmshelf.digest import check_digest
 from warmshelf.errors import (
     Draining,
-    InvalidSpec,
     Leased,
-    SourceChanged,
-    SourceNotFound,
-    SourceUnavailable,
-    SpecMismatch,
     WarmshelfError,
 )
-from warmshelf.types import Artifact, ArtifactSpec, ArtifactState, Failure, check_id
+from warmshelf.types import Artifact, ArtifactSpec, ArtifactState, Failure
 from warmshelfd import failpoints
-from warmshelfd.domain.catalog import Catalog, Entry, spec_conflict
+from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.leases import LeaseTable
 from warmshelfd.domain.state import Event
 from warmshelfd.flights import Flights
-from warmshelfd.inspecting import Examined, Sources, check_kind
-from warmshelfd.loading import Loader, executor
+from warmshelfd.inspecting import Sources
+from warmshelfd.loading import Loader
 from warmshelfd.matching import Matching
 from warmshelfd.memory.adoption import adopt
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import Metrics
-from warmshelfd.records import forgotten, merged, remember, to_artifact, to_entry, to_registration
-from warmshelfd.registry.base import Registration, Registry
+from warmshelfd.pools import executor
+from warmshelfd.records import to_artifact, to_entry
+from warmshelfd.registering import Registering, RegisterOptions
+from warmshelfd.registry.base import Registry
 from warmshelfd.residency import Residency, Waiters
 
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RegisterOptions:
-    """How to register; see RegisterArtifactRequest."""
-
-    replace: bool = False
-    defer_inspection: bool = False
-    keep_resident: bool = False
-    follow: bool = False
 
 
 class Shelf:
@@ -73,18 +56,24 @@ class Shelf:
         self.leases = leases
         self.residency = residency
         self.matching = Matching(catalog, residency, loader, registry, self.withdraw)
-        self.flights = Flights(catalog, residency, loader, self.matching.complete, self._save, on_ready, metrics)
+        self.registering = Registering(
+            catalog=catalog,
+            residency=residency,
+            registry=registry,
+            sources=sources,
+            loader=loader,
+            matching=self.matching,
+            abandon=self._abandon,
+            clock=clock,
+        )
+        save = self.registering.save
+        self.flights = Flights(catalog, residency, loader, self.matching.complete, save, on_ready, metrics)
         self.draining = False
         self.hash_threads = executor(1, "hash")
         self.clock = clock
         self.metrics = metrics
         self._registry = registry
-        self._sources = sources
         self._loader = loader
-        # Event loop only: who registers an ID now, and how many wait to.
-        self._registering: dict[str, tuple[asyncio.Lock, int]] = {}
-        # Event loop only: IDs whose last change may not have reached the registry.
-        self._unsaved: set[str] = set()
 
     # --- start and stop -----------------------------------------------------
 
@@ -125,162 +114,13 @@ class Shelf:
 
     async def register(self, artifact_id: str, spec: ArtifactSpec, options: RegisterOptions) -> Artifact:
         """Make an artifact known; see CatalogService.RegisterArtifact for the errors."""
-        check_id(artifact_id)
         if self.draining:
             raise Draining("the daemon is stopping")
-        spec = self._checked(spec)
-        async with self._turn(artifact_id):
-            entry = self.catalog.find(artifact_id)
-            if entry is None:
-                entry = await self._register_new(artifact_id, spec, options)
-            else:
-                await self._register_again(entry, spec, options)
-            return to_artifact(entry)
+        return await self.registering.register(artifact_id, spec, options)
 
-    def _checked(self, spec: ArtifactSpec) -> ArtifactSpec:
-        if not spec.source.uri:
-            raise InvalidSpec("the spec names no source")
-        if spec.base_id:
-            check_id(spec.base_id)
-        if spec.source.expected_digest:
-            check_digest(spec.source.expected_digest)
-        return dataclasses.replace(spec, source=self._sources.canonical(spec.source))
-
-    async def _register_new(self, artifact_id: str, spec: ArtifactSpec, options: RegisterOptions) -> Entry:
-        self.catalog.check_room()
-        registration = Registration(
-            artifact_id=artifact_id,
-            spec=spec,
-            kind=spec.kind,
-            register_time=self.clock(),
-            keep_resident=options.keep_resident,
-            follow=options.follow,
-        )
-        if not options.defer_inspection:
-            registration = await self._complete(registration, await self._inspect(spec))
-        failpoints.hit("register.inspected")
-        entry = to_entry(registration)
-        self.catalog.add(entry)
-        try:
-            await self._save(entry)
-        except WarmshelfError:  # but not if the caller stops waiting: then it is registered all the same
-            if self._is_known(entry):
-                self.flights.abandon(artifact_id)
-                self.catalog.apply(artifact_id, Event.REMOVED)
-            raise
-        failpoints.hit("register.recorded")
-        self.matching.base_came(entry)
-        return entry
-
-    async def _inspect(self, spec: ArtifactSpec) -> Examined:
-        examined = await self._loader.inspect(spec.source)
-        check_kind(spec, examined.inspected.kind)
-        return examined
-
-    async def _register_again(self, entry: Entry, spec: ArtifactSpec, options: RegisterOptions) -> None:
-        conflict = spec_conflict(entry.spec, spec)
-        if conflict and not options.replace:
-            raise SpecMismatch(
-                f"{entry.artifact_id!r} is registered with another {conflict}; replace it to change that",
-                field=conflict,
-            )
-        examined = await self._look(spec, must_exist=bool(conflict))
-        known = to_registration(entry)
-        wanted = _asked(known, spec, options)
-        if examined is not None:
-            changed = bool(known.fingerprint) and examined.fingerprint != known.fingerprint
-            if conflict or (changed and (options.replace or not await self._is_same(wanted))):
-                await self._replace(entry, await self._complete(forgotten(wanted), examined))
-                return
-            wanted = await self._complete(wanted, examined)
-        now = to_registration(entry)
-        better = merged(now, known, wanted)
-        if self._is_known(entry) and (better != now or entry.artifact_id in self._unsaved):
-            remember(entry, better)
-            self.catalog.changed(entry)
-            await self._save(entry)
-
-    def _is_known(self, entry: Entry) -> bool:
-        """Say whether an entry was not removed while somebody waited."""
-        return self.catalog.find(entry.artifact_id) is entry
-
-    async def _save(self, entry: Entry) -> None:
-        """Let the registry know an entry as it is now, in the same breath in which it changed.
-
-        So the registry sees all changes in their order, and a removed ID does not come back.
-        """
-        self._unsaved.add(entry.artifact_id)
-        await self._registry.put(to_registration(entry))
-        self._unsaved.discard(entry.artifact_id)
-
-    async def _complete(self, known: Registration, examined: Examined) -> Registration:
-        """Return the registration with what an inspection found."""
-        found = await self.matching.complete(known, examined)
-        return dataclasses.replace(found, size_bytes=known.size_bytes or examined.size_bytes)
-
-    async def _look(self, spec: ArtifactSpec, *, must_exist: bool) -> Examined | None:
-        """Inspect; a source that cannot be seen now is no change of it."""
-        try:
-            return await self._inspect(spec)
-        except (SourceNotFound, SourceUnavailable):
-            if must_exist:
-                raise
-            return None
-
-    async def _is_same(self, known: Registration) -> bool:
-        """The fingerprint differs: let the digest decide.
-
-        Raises:
-            SourceChanged: the source holds other bytes, and the artifact does not follow it.
-        """
-        actual = await self._loader.digest_source(known.spec.source) if known.digest else ""
-        if known.digest and actual == known.digest:
-            return True
-        if known.follow:
-            return False
-        raise SourceChanged(
-            f"the source of {known.artifact_id!r} holds other bytes than those it was pinned to; "
-            "replace it to accept them",
-            artifact_id=known.artifact_id,
-            expected=known.digest,
-            actual=actual,
-        )
-
-    async def _replace(self, entry: Entry, found: Registration) -> None:
-        """Begin the next generation, of which only what its headers told is known."""
-        if not self._is_known(entry):
-            return
-        self.flights.abandon(entry.artifact_id)
-        old = entry.segment_id
-        if entry.state is ArtifactState.EVICTING:
-            self.catalog.apply(entry.artifact_id, Event.DRAINED)  # its holders keep bytes without a name
-        elif entry.state in (ArtifactState.READY, ArtifactState.FAILED):
-            self.catalog.apply(entry.artifact_id, Event.REPLACED)
-        self.residency.forget_name(old, entry.artifact_id, "replaced")
-        generation = entry.generation + 1 if entry.generation else 0
-        remember(entry, dataclasses.replace(found, generation=generation))
-        self.catalog.changed(entry)
-        self.residency.notify()
-        try:
-            await self._save(entry)
-        finally:
-            await self.residency.let_go(old)
-        self.matching.base_came(entry)
-
-    @asynccontextmanager
-    async def _turn(self, artifact_id: str) -> AsyncIterator[None]:
-        """One registration of an ID at a time; the table holds only IDs in use."""
-        lock, count = self._registering.get(artifact_id, (asyncio.Lock(), 0))
-        self._registering[artifact_id] = (lock, count + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            count = self._registering[artifact_id][1] - 1
-            if count:
-                self._registering[artifact_id] = (lock, count)
-            else:
-                del self._registering[artifact_id]
+    def _abandon(self, artifact_id: str) -> None:
+        """Stop a load whose outcome nobody could use."""
+        self.flights.abandon(artifact_id)
 
     # --- look ---------------------------------------------------------------
 
@@ -334,8 +174,8 @@ class Shelf:
         self.flights.abandon(artifact_id)
         self.catalog.apply(artifact_id, Event.REMOVED)
         self.residency.forget_name(entry.segment_id, artifact_id, "removed")
-        self._unsaved.discard(artifact_id)
-        doubted = self.matching.base_gone(artifact_id)
+        self.registering.forget(artifact_id)
+        doubted = self.matching.gone(entry)
         try:
             await self._registry.delete(artifact_id)
             failpoints.hit("remove.recorded")
@@ -343,6 +183,7 @@ class Shelf:
         finally:
             self.residency.notify()
             await self.residency.let_go(entry.segment_id)
+        await self.registering.source_left(entry.spec.source)
 
     def withdraw(self, entry: Entry, error: WarmshelfError) -> None:
         """The resident bytes turned out to be wrong: they lose their name at once."""
@@ -360,40 +201,15 @@ class Shelf:
     # --- digests and changes ------------------------------------------------
 
     async def learn_digest(self, entry: Entry, digest: str) -> None:
-        """Pin the digest of a resident generation; bytes that are there twice become one."""
+        """Pin the digest of a generation whose bytes are right; bytes that are there twice become one."""
         twin_id, old_id = self.residency.find_content(digest, entry.kind), entry.segment_id
-        entry.digest = digest
+        entry.digest, entry.hashes_owed = digest, False
         if twin_id and twin_id != old_id:
             entry.segment_id = twin_id
             self.residency.share(twin_id, entry)
             self.residency.forget_name(old_id, entry.artifact_id, "duplicate")
         self.catalog.changed(entry)
         try:
-            await self._save(entry)
+            await self.registering.save(entry)
         finally:
             await self.residency.let_go(old_id)
-
-    async def notice_change(self, entry: Entry) -> None:
-        """Look at the source of a resident artifact; if it is followed and holds other bytes now, let the old ones go.
-
-        A source that cannot be seen now is no change of it.
-
-        Raises:
-            SourceChanged: other bytes, and the artifact does not follow its source.
-        """
-        async with self._turn(entry.artifact_id):
-            examined = await self._look(entry.spec, must_exist=False)
-            known = to_registration(entry)
-            changed = examined is not None and bool(known.fingerprint) and examined.fingerprint != known.fingerprint
-            if examined is not None and changed and not await self._is_same(known):
-                await self._replace(entry, await self._complete(forgotten(known), examined))
-
-
-def _asked(known: Registration, spec: ArtifactSpec, options: RegisterOptions) -> Registration:
-    """Return the registration as a caller wants it."""
-    return dataclasses.replace(
-        known,
-        spec=spec,
-        keep_resident=options.keep_resident or (known.keep_resident and not options.replace),
-        follow=options.follow or (known.follow and not options.replace),
-    )

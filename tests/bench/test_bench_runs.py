@@ -19,12 +19,16 @@ ROW_COUNTS = {
     "reload": 3,
     "cold": 8,
     "tensors": 2,
+    "s3": 4,
+    "redis": 4,
+    "encrypted": 1,
     "stream": 1,
     "memory": 1,
     "restart": 3,
     "health": 1,
     "experts": 4,
     "trace": 1,
+    "payload": 2,
 }
 """Rows of each benchmark, where file systems may be mounted."""
 

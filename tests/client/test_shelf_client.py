@@ -14,7 +14,7 @@ import warmshelf
 from kit.models import pattern
 from kit.segments import SegmentFile, write_segment
 from kit.standin import StandIn
-from warmshelf.client import source_uri
+from warmshelf._incoming import source_uri
 from warmshelf.errors import (
     ArtifactNotFound,
     InvalidId,

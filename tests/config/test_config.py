@@ -132,6 +132,7 @@ def test_every_setting_but_purge_can_be_given_in_the_environment_and_in_the_file
     special = {"listen": "h:1", "arena": "/x", "pin": "off", "registry": "sqlite:///x", "allow_source": "/x"}
     special |= {"http": "h:2", "log_format": "text"}
     sizes = {"chunk_bytes": "128KiB", "small_chunk_bytes": "64KiB", "flight_bytes_max": "1GiB", "adapter_floor": "3%"}
+    sizes |= {"message_bytes_max": "64KiB"}
     values = {
         name: (special | sizes).get(name, "77") for name in Settings.model_fields if name not in ("purge", "source")
     }

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from warmshelf import errors, segment
-from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, transfer_pb2
+from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, push_pb2, transfer_pb2
 from warmshelfd import config, failpoints, metrics
 from warmshelfd.domain.state import GONE, TABLE, mermaid
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
 from warmshelfd.servicers.lease import LeaseServicer
+from warmshelfd.servicers.push import PushServicer
 from warmshelfd.servicers.transfer import TransferServicer
 
 try:
@@ -90,17 +91,20 @@ def limits() -> str:
     """Return every limit that is a setting, but those of formats, which have a page of their own."""
     lines = ["| limit | default | why |", "|---|---:|---|"]
     for name, field in config.Settings.model_fields.items():
-        if name.endswith(("_max", "_bytes", "_seconds", "_threads")) and not name.startswith("format_"):
+        if name.endswith(("_max", "_min", "_bytes", "_seconds", "_threads")) and not name.startswith("format_"):
             lines.append(
                 f"| `{name}` | {_amount(name, field.default)} | {' '.join((field.description or '').split())} |"
             )
     return "\n".join(lines)
 
 
-def _amount(name: str, value: float) -> str:
+def _amount(name: str, value: float | None) -> str:
+    if value is None:
+        return "see there"
     if name.endswith("_seconds"):
         return f"{value:g} s"
     if "bytes" in name:
+        value = int(value)
         return next(
             f"{value >> shift} {unit}" for shift, unit in ((20, "MiB"), (10, "KiB")) if not value % (1 << shift)
         )
@@ -193,6 +197,7 @@ def test_the_table_of_services_says_which_calls_there_are() -> None:
     servicers = {
         catalog_pb2.DESCRIPTOR.services_by_name["CatalogService"]: CatalogServicer,
         lease_pb2.DESCRIPTOR.services_by_name["LeaseService"]: LeaseServicer,
+        push_pb2.DESCRIPTOR.services_by_name["PushService"]: PushServicer,
         transfer_pb2.DESCRIPTOR.services_by_name["TransferService"]: TransferServicer,
         capabilities_pb2.DESCRIPTOR.services_by_name["CapabilitiesService"]: CapabilitiesServicer,
     }

@@ -10,6 +10,7 @@ import pytest
 from kit.models import write_model
 from kit.plain import Plain, dies
 from kit.processes import Daemon, read_all
+from kit.pushes import PUSH_STEPS
 from warmshelf import errors
 from warmshelfd import failpoints
 
@@ -132,4 +133,5 @@ def test_killed_in_mid_stream_the_worker_gets_the_whole_artifact_from_the_next_d
 
 def test_every_failpoint_is_killed_at_by_a_test_above() -> None:
     tested = {*LOAD_STEPS, "register.inspected", "register.recorded", "evict.chosen", "evict.unlinked"}
+    tested |= {step.partition("=")[0] for step in PUSH_STEPS}  # in test_push_broken
     assert tested | {"remove.recorded", "adopt.segment", "stream.chunk"} == failpoints.NAMES

@@ -28,8 +28,8 @@ from warmshelfd.leasing import AcquireOptions
 from warmshelfd.memory.arena import Arena
 from warmshelfd.observing import Observing
 from warmshelfd.records import to_registration
+from warmshelfd.registering import RegisterOptions
 from warmshelfd.registry.base import Registration
-from warmshelfd.shelf import RegisterOptions
 
 QUIET_SECONDS = 20.0
 """What is under way by itself ends within this, or hangs."""
@@ -310,7 +310,7 @@ class Core:
                 faults.append(f"registry has {row}, catalog {entry}")
         odd = {
             "loads": [*shelf.flights._loads, *shelf.flights._tasks],
-            "registrations": list(shelf._registering),
+            "registrations": list(shelf.registering._turns),
             "reads": [s.segment.segment_id for s in residency.segments if s.streams or s.waiters.count],
             "unlinking": list(residency._unlinking),
             "turns": [turns for turns in residency._turns.values() if turns.taken or turns._waiting],

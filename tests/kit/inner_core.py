@@ -12,9 +12,10 @@ from warmshelfd.app import Daemon
 from warmshelfd.config import parse
 from warmshelfd.leasing import AcquireOptions, Granted
 from warmshelfd.memory.arena import Arena
+from warmshelfd.registering import RegisterOptions
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.sqlite import SqliteRegistry
-from warmshelfd.shelf import RegisterOptions, Shelf
+from warmshelfd.shelf import Shelf
 
 SLOW: dict[str, Tensor] = {"w": ("U8", (24 << 20,), pattern(1, 24 << 20))}
 """Its load takes long enough to be met."""

@@ -22,7 +22,7 @@ from kit.shelf_truth import Held, Truth, map_content
 from kit.source_files import SourceFiles
 from warmshelf.types import ArtifactSpec, Source
 from warmshelfd.leasing import AcquireOptions
-from warmshelfd.shelf import RegisterOptions
+from warmshelfd.registering import RegisterOptions
 
 BUDGET_BYTES = 192 << 10
 SESSIONS_MAX = 4

@@ -16,7 +16,7 @@ from kit.scrape import Scrape
 from warmshelf.errors import Code
 from warmshelf.mapping import FALLBACK_REASONS
 from warmshelf.types import ArtifactKind, ArtifactState, LoadPhase
-from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, transfer_pb2
+from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, push_pb2, transfer_pb2
 from warmshelfd.metrics import SPECS, EvictReason, Metrics, Outcome, Rpc, Spec, Stock, usual_code
 
 HOSTILE = 'x",le="1"} 1\nevil{a\\b="'
@@ -33,10 +33,11 @@ def scrape(metrics: Metrics, accept: str = "") -> Scrape:
 
 
 def methods() -> list[Rpc]:
-    files = (capabilities_pb2, catalog_pb2, lease_pb2, transfer_pb2)
+    files = (capabilities_pb2, catalog_pb2, lease_pb2, push_pb2, transfer_pb2)
+    types = {(False, False): "unary", (False, True): "server_stream", (True, False): "client_stream"}
     services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
     return [
-        Rpc("server_stream" if method.server_streaming else "unary", service.full_name, method.name)
+        Rpc(types[method.client_streaming, method.server_streaming], service.full_name, method.name)
         for service in services
         for method in service.methods
     ]

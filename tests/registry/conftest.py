@@ -77,6 +77,7 @@ PLAIN = st.builds(
     digest=digests,
     segment_id=st.just("") | st.text("0123456789abcdef", min_size=32, max_size=32),
     size_bytes=counts,
+    hashes_owed=st.booleans(),
 )
 REGISTRATIONS = PLAIN | st.builds(
     _with_shapes,
@@ -112,6 +113,7 @@ FULL = Registration(
     digest="blake3:" + "a" * 64,
     segment_id="f" * 32,
     size_bytes=8192,
+    hashes_owed=True,
 )
 
 

@@ -50,6 +50,11 @@ def test_a_record_is_one_line_of_ascii_that_people_can_read(full: Registration) 
     assert '"artifact_id":"acme/support-lora@v2"' in text
 
 
+def test_a_record_of_a_release_that_knew_no_owed_hashes_is_read(full: Registration) -> None:
+    assert registration_from_json(changed(full, "hashes_owed", ...)) == replace(full, hashes_owed=False)
+    assert "hashes_owed" not in registration_to_json(replace(full, hashes_owed=False))
+
+
 def changed(full: Registration, path: str, value: object) -> str:
     record = json.loads(registration_to_json(full))
     *parents, last = path.split(".")
@@ -74,6 +79,7 @@ def changed(full: Registration, path: str, value: object) -> str:
         ("generation", 2**63, "generation is not between"),
         ("generation", 1.0, "generation is not of type int"),
         ("generation", True, "generation is not of type int"),
+        ("hashes_owed", 1, "hashes_owed is not of type bool"),
         ("generation", "1", "generation is not of type int"),
         ("generation", 10**30, "a number of 31 digits"),
         ("follow", 1, "follow is not of type bool"),

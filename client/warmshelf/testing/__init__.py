@@ -8,8 +8,8 @@
             assert bytes(lease["w"]) == bytes(8)
 
 A FakeShelf is a ``Shelf`` with the same methods, states and errors, all in this process:
-no daemon, socket, thread or file of its own. It also registers local safetensors files. Its leases are
-real ones, so ``warmshelf.torch`` and ``warmshelf.numpy`` work on them.
+no daemon, socket, thread or file of its own. It also registers local safetensors files,
+and takes pushes. Its leases are real ones, so ``warmshelf.torch`` and ``warmshelf.numpy`` work on them.
 
 What it has not: sources but local safetensors, streamed reads, background work, and the
 daemon's thoroughness with broken files. Digests are known where the ``blake3`` package is
@@ -20,21 +20,45 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from warmshelf._channel import Deadline, parse_address
-from warmshelf.client import CALL_TIMEOUT_SECONDS, LOAD_TIMEOUT_SECONDS, Shelf, source_uri, spec_of
+from warmshelf._incoming import CALL_TIMEOUT_SECONDS, LOAD_TIMEOUT_SECONDS, source_uri, spec_of, what_to_push
+from warmshelf._push import PROGRESS
+from warmshelf.client import Shelf
 from warmshelf.digest import check_digest
-from warmshelf.errors import InvalidRequest
+from warmshelf.errors import InvalidRequest, WarmshelfError
 from warmshelf.image import SegmentImage
-from warmshelf.layout import Layout, SegmentSpec
+from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.lease import Lease
-from warmshelf.testing._content import CONFIG_NAMES, PAGE_BYTES, Content, Tensor, check_tensors, read_content
+from warmshelf.shard import EVERYTHING, Shard, layer_of
+from warmshelf.sharding import shard_image
+from warmshelf.testing._content import (
+    CONFIG_NAMES,
+    PAGE_BYTES,
+    Content,
+    Tensor,
+    check_tensors,
+    content_of_files,
+    read_content,
+)
 from warmshelf.testing._daemon import FakeClaim, FakeDaemon
-from warmshelf.testing._rules import Options, Wanted
-from warmshelf.types import Artifact, ArtifactKind, Capabilities, Capacity, LeaseInfo, LoadPhase, Progress, check_id
+from warmshelf.testing._rules import PUSHED, Options, Wanted
+from warmshelf.types import (
+    Artifact,
+    ArtifactKind,
+    Capabilities,
+    Capacity,
+    LeaseInfo,
+    LoadPhase,
+    NewArtifact,
+    Progress,
+    Registered,
+    check_id,
+)
 from warmshelf.watch import Feed
 
 __all__ = ["BUDGET_BYTES", "FakeShelf", "Tensor"]
@@ -46,6 +70,7 @@ _ADDRESS = parse_address("unix:///nowhere/fake.sock")  # never opened
 
 _Artifacts = list[Artifact]  # inside FakeShelf, ``list`` is a method
 _Leases = list[LeaseInfo]
+_Outcomes = list[Registered]
 
 
 class FakeShelf(Shelf):
@@ -107,12 +132,43 @@ class FakeShelf(Shelf):
         replace: bool = False,
         follow: bool = False,
         keep: bool = False,
+        defer: bool = False,
     ) -> Artifact:
         """Make an artifact known: a local safetensors file, or a directory of them."""
         spec = spec_of(source_uri(source), base=base, digest=digest, revision=revision)
         read = partial(read_content, spec.source.uri)
-        options = Options(replace=replace, follow=follow, keep=keep)
+        options = Options(replace=replace, follow=follow, keep=keep, defer=defer)
         return self._open().register(check_id(artifact_id), spec, read, options)
+
+    def register_many(
+        self, artifacts: Iterable[NewArtifact], *, replace: bool = False, defer: bool = False
+    ) -> _Outcomes:
+        """Make many artifacts known; return how each went."""
+        return [self._registered(new, replace=replace, defer=defer) for new in artifacts]
+
+    def push(
+        self,
+        artifact_id: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tensors: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | bytes | None = None,
+        base: str | None = None,
+        replace: bool = False,
+        keep: bool = False,
+        progress: PROGRESS | None = None,
+        timeout: float | None = None,
+    ) -> Artifact:
+        """Keep an artifact's bytes in this process."""
+        files = what_to_push(path, tensors, config, is_adapter=bool(base))
+        Deadline(LOAD_TIMEOUT_SECONDS if timeout is None else timeout)
+        spec = spec_of(f"{PUSHED}{secrets.token_hex(16)}", base=base, digest=None, revision=None)
+        content = content_of_files(files)
+        if progress is not None:
+            total = sum(file.size_bytes for file in files)
+            progress(total, total)
+        options = Options(replace=replace, keep=keep)
+        return self._open().register_pushed(check_id(artifact_id), spec, content, options)
 
     def get(self, artifact_id: str) -> Artifact:
         """Return an artifact as it is now."""
@@ -161,6 +217,7 @@ class FakeShelf(Shelf):
         expected_digest: str | None = None,
         rank_max: int = 0,
         features: Sequence[str] | None = None,
+        shard: Shard | None = None,
     ) -> Lease:
         """Lease an artifact, loading it if need be."""
         wanted = Wanted(
@@ -170,7 +227,15 @@ class FakeShelf(Shelf):
             features=None if features is None else tuple(features),
         )
         claim = self._open().acquire(check_id(artifact_id), self._holder_name, wanted, self._deadline(timeout))
-        return _lease(claim)
+        return _lease(claim, shard)
+
+    def stream_tensors(
+        self, artifact_id: str, *, shard: Shard | None = None, timeout: float | None = None
+    ) -> Iterator[tuple[TensorSpec, memoryview]]:
+        """Yield an artifact's tensors layer by layer."""
+        with self.acquire(artifact_id, timeout=timeout, shard=shard or EVERYTHING) as lease:
+            for spec in sorted(lease.specs.values(), key=layer_of):
+                yield spec, lease[spec.name]
 
     def close(self) -> None:
         """End all leases. Views, arrays and tensors stay valid."""
@@ -179,6 +244,14 @@ class FakeShelf(Shelf):
 
     def __enter__(self) -> FakeShelf:  # noqa: PYI034 - typing.Self is of Python 3.11
         return self
+
+    def _registered(self, new: NewArtifact, *, replace: bool, defer: bool) -> Registered:
+        more = {name: getattr(new, name) for name in ("base", "digest", "revision", "follow", "keep")}
+        try:
+            self.register(new.artifact_id, new.source, **more, replace=replace, defer=defer)
+        except WarmshelfError as error:
+            return Registered(new.artifact_id, error)
+        return Registered(new.artifact_id)
 
     def _open(self) -> FakeDaemon:
         if self._closed:
@@ -197,9 +270,14 @@ class FakeShelf(Shelf):
         yield Progress(LoadPhase.SEAL, artifact.size_bytes, artifact.size_bytes, artifact)
 
 
-def _lease(claim: FakeClaim) -> Lease:
+def _lease(claim: FakeClaim, shard: Shard | None) -> Lease:
     """Return the lease of a claim, on bytes of its own, as if mapped anew."""
     data = bytearray(claim.segment.data)
     image = SegmentImage(data, len(data))
     segment = SegmentSpec(0, image.header.segment_id, len(data), image.header.content_size_bytes)
-    return Lease(claim, claim.artifact, Layout(claim.info.generation, (segment,), ()), image)
+    return Lease(
+        claim,
+        claim.artifact,
+        Layout(claim.info.generation, (segment,), ()),
+        shard_image(image, shard) if shard else image,
+    )

@@ -10,13 +10,14 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 import crc32c
 
+from warmshelf._push_files import PushFile
 from warmshelf._wire import layout_to_proto
 from warmshelf.digest import combine
 from warmshelf.dtypes import DTYPES, size_bytes
@@ -82,6 +83,11 @@ class Content:
     def is_same(self, other: Content) -> bool:
         """Say whether both have one digest."""
         return (self.kind, self.tensors, self.config) == (other.kind, other.tensors, other.config)
+
+
+def same(one: Content | None, other: Content | None) -> bool:
+    """Say whether both are known and have one digest."""
+    return one is not None and other is not None and one.is_same(other)
 
 
 # --- from tensors to a segment ------------------------------------------------
@@ -188,10 +194,24 @@ def read_content(uri: str) -> Content:
         return Content(ArtifactKind.BASE, _parse(data, path), {}, (os.path.basename(path),), digest)
     names = sorted(os.listdir(path))
     kind = ArtifactKind.ADAPTER if CONFIG_NAMES[ArtifactKind.ADAPTER] in names else ArtifactKind.BASE
-    small = [name for name in names if name.endswith(_SMALL_SUFFIXES) and not name.endswith(".index.json")]
+    small = [name for name in names if _is_small(name)]
     weights = _weights(path, names, kind)
     tensors = {name: tensor for file in weights for name, tensor in _parse_file(path, file)}
     return Content(kind, tensors, {name: _read(os.path.join(path, name)) for name in small}, tuple(weights))
+
+
+def content_of_files(files: Iterable[PushFile]) -> Content:
+    """Return what files hold that were pushed."""
+    data = {file.name: b"".join(file.pieces(0)) for file in files}
+    kind = ArtifactKind.ADAPTER if CONFIG_NAMES[ArtifactKind.ADAPTER] in data else ArtifactKind.BASE
+    weights = [name for name in data if name.endswith(".safetensors")]
+    tensors = {name: tensor for file in weights for name, tensor in _parse(data[file], file).items()}
+    small = {name: text for name, text in data.items() if _is_small(name)}
+    return Content(kind, tensors, small, tuple(weights))
+
+
+def _is_small(name: str) -> bool:
+    return name.endswith(_SMALL_SUFFIXES) and not name.endswith(".index.json")
 
 
 def _weights(directory: str, names: Sequence[str], kind: ArtifactKind) -> list[str]:

@@ -24,7 +24,7 @@ from warmshelf.errors import (
 from warmshelf.segment import HEADER_BYTES, parse_header
 from warmshelf.testing import _rules as rules
 from warmshelf.testing._changes import ChangeLog, FakeFeed
-from warmshelf.testing._content import Content, build_segment, digest_of, inspect
+from warmshelf.testing._content import Content, build_segment, digest_of, inspect, same
 from warmshelf.testing._rules import Options, Wanted
 from warmshelf.types import (
     Artifact,
@@ -51,8 +51,8 @@ class _Record:
 
     artifact: Artifact
     read: Callable[[], Content]
-    content: Content
-    adapter_number: int
+    content: Content | None = None  # None: its source was not looked at yet
+    adapter_number: int = 0
     segment: Segment | None = None
     use_order: int = 0
 
@@ -95,7 +95,7 @@ class FakeDaemon:
         with self._changed:
             record = self._records.get(artifact_id)
             if record is None:
-                record = self._register_new(artifact_id, spec, read)
+                record = self._register_new(artifact_id, spec, None if options.defer else read(), read)
             else:
                 self._register_again(record, spec, read, options)
             known = Artifact(artifact_id, spec) if options.replace else record.artifact
@@ -104,12 +104,11 @@ class FakeDaemon:
                 self._set(record, keep_resident=keep, follow=follow)
             return record.artifact
 
-    def _register_new(self, artifact_id: str, spec: ArtifactSpec, read: Callable[[], Content]) -> _Record:
-        content = read()
+    def _register_new(
+        self, artifact_id: str, spec: ArtifactSpec, content: Content | None, read: Callable[[], Content]
+    ) -> _Record:
         rules.check_kind(spec, content)
-        self._adapter_count += content.kind is ArtifactKind.ADAPTER
-        artifact = Artifact(artifact_id, spec, register_time=_now())
-        record = self._records[artifact_id] = _Record(artifact, read, content, self._adapter_count)
+        record = self._records[artifact_id] = _Record(Artifact(artifact_id, spec, register_time=_now()), read)
         self._take(record, content, generation=0)
         return record
 
@@ -118,28 +117,42 @@ class FakeDaemon:
     ) -> None:
         known = record.artifact
         rules.check_spec(known, spec, options)
-        content = read() if spec != known.spec else _look(read, record.content)
+        is_other = spec != known.spec
+        content = None if options.defer else read() if is_other else _look(read, record.content)
         rules.check_kind(spec, content)
-        if spec != known.spec or not content.is_same(record.content):
-            rules.check_unchanged(known, options)
+        if is_other or (not options.defer and not same(content, record.content)):
+            rules.check_unchanged(known, options, is_known=record.content is not None)
             record.read = read
             self._set(record, spec=spec)
             self._take(record, content, generation=known.generation and known.generation + 1)
 
-    def _take(self, record: _Record, content: Content, *, generation: int) -> None:
-        """Pin an artifact to a content; what it had before is no longer its own."""
+    def _take(self, record: _Record, content: Content | None, *, generation: int) -> None:
+        """Pin an artifact to a content, if that is known; what it had before is no longer its own."""
         record.content = content
         record.segment = None
+        if content is not None and content.kind is ArtifactKind.ADAPTER and not record.adapter_number:
+            self._adapter_count += 1
+            record.adapter_number = self._adapter_count
         self._set(
             record,
-            kind=content.kind,
+            kind=content.kind if content is not None else record.artifact.spec.kind,
             state=ArtifactState.REGISTERED,
             generation=generation,
-            size_bytes=len(build_segment("0" * 32, content)),
+            size_bytes=len(build_segment("0" * 32, content)) if content is not None else 0,
             digest="",
             failure=None,
-            inspection=inspect(content, record.adapter_number),
+            inspection=inspect(content, record.adapter_number) if content is not None else None,
         )
+
+    def register_pushed(self, artifact_id: str, spec: ArtifactSpec, content: Content, options: Options) -> Artifact:
+        """Make an artifact known whose bytes are kept here; equal ones under the ID change nothing."""
+        with self._changed:
+            record = self._records.get(artifact_id)
+            if record is None or not rules.is_pushed_alike(record.artifact, record.content, spec, content):
+                self.register(artifact_id, spec, lambda: content, options)
+            record = self._records[artifact_id]
+            self._set(record, digest=digest_of(content), keep_resident=options.keep or record.artifact.keep_resident)
+            return record.artifact
 
     def get(self, artifact_id: str) -> Artifact:
         """Return an artifact."""
@@ -293,7 +306,7 @@ class FakeDaemon:
         """Load an artifact; False: there is no room now."""
         try:
             content = record.read()
-            if not content.is_same(record.content):
+            if not same(content, record.content):
                 self._register_again(record, record.artifact.spec, record.read, Options())
             digest = digest_of(content)
             rules.check_pinned(record.artifact, digest, content.file_digest)
@@ -371,7 +384,7 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _look(read: Callable[[], Content], known: Content) -> Content:
+def _look(read: Callable[[], Content], known: Content | None) -> Content | None:
     """Read a known artifact's source; one that cannot be seen now is no change of it."""
     try:
         return read()

@@ -16,8 +16,11 @@ from warmshelf.errors import (
     SourceChanged,
     SpecMismatch,
 )
-from warmshelf.testing._content import Content
+from warmshelf.testing._content import Content, same
 from warmshelf.types import Artifact, ArtifactKind, ArtifactSpec
+
+PUSHED = "spool://"
+"""What the source of a pushed artifact begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Options:
     replace: bool = False
     follow: bool = False
     keep: bool = False
+    defer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +49,21 @@ def check_spec(known: Artifact, spec: ArtifactSpec, options: Options) -> None:
         raise SpecMismatch(f"{known.artifact_id!r} is registered with another spec", artifact_id=known.artifact_id)
 
 
-def check_kind(spec: ArtifactSpec, content: Content) -> None:
+def check_kind(spec: ArtifactSpec, content: Content | None) -> None:
     """Refuse a base that is said to be an adapter."""
-    if spec.base_id and content.kind is not ArtifactKind.ADAPTER:
+    if content is not None and spec.base_id and content.kind is not ArtifactKind.ADAPTER:
         raise InvalidSpec(f"the spec says adapter, the source is a {content.kind.value}")
 
 
-def check_unchanged(known: Artifact, options: Options) -> None:
-    """Refuse other bytes for a known ID."""
-    if not (options.replace or options.follow or known.follow):
+def is_pushed_alike(known: Artifact, old: Content | None, spec: ArtifactSpec, content: Content) -> bool:
+    """Say whether an ID was pushed before with equal content and the same base."""
+    is_pushed = known.spec.source.uri.startswith(PUSHED)
+    return is_pushed and known.spec.base_id == spec.base_id and same(old, content)
+
+
+def check_unchanged(known: Artifact, options: Options, *, is_known: bool) -> None:
+    """Refuse other bytes for a known ID, if it is known which it has."""
+    if is_known and not (options.replace or options.follow or known.follow):
         raise SourceChanged(
             f"the source of {known.artifact_id!r} holds other bytes than those it was pinned to",
             artifact_id=known.artifact_id,

@@ -55,6 +55,26 @@ class RegisterArtifactResponse(_message.Message):
     artifact: _artifact_pb2.Artifact
     def __init__(self, artifact: _Optional[_Union[_artifact_pb2.Artifact, _Mapping]] = ...) -> None: ...
 
+class RegisterArtifactsRequest(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RegisterArtifactRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RegisterArtifactRequest, _Mapping]]] = ...) -> None: ...
+
+class RegisterArtifactsResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[RegisterResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[RegisterResult, _Mapping]]] = ...) -> None: ...
+
+class RegisterResult(_message.Message):
+    __slots__ = ("artifact_id", "failure")
+    ARTIFACT_ID_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    artifact_id: str
+    failure: _artifact_pb2.Failure
+    def __init__(self, artifact_id: _Optional[str] = ..., failure: _Optional[_Union[_artifact_pb2.Failure, _Mapping]] = ...) -> None: ...
+
 class GetArtifactRequest(_message.Message):
     __slots__ = ("artifact_id",)
     ARTIFACT_ID_FIELD_NUMBER: _ClassVar[int]

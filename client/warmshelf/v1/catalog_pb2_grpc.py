@@ -40,6 +40,11 @@ class CatalogServiceStub(object):
                 request_serializer=warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactRequest.SerializeToString,
                 response_deserializer=warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactResponse.FromString,
                 _registered_method=True)
+        self.RegisterArtifacts = channel.unary_unary(
+                '/warmshelf.v1.CatalogService/RegisterArtifacts',
+                request_serializer=warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactsRequest.SerializeToString,
+                response_deserializer=warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactsResponse.FromString,
+                _registered_method=True)
         self.GetArtifact = channel.unary_unary(
                 '/warmshelf.v1.CatalogService/GetArtifact',
                 request_serializer=warmshelf_dot_v1_dot_catalog__pb2.GetArtifactRequest.SerializeToString,
@@ -88,11 +93,23 @@ class CatalogServiceServicer(object):
 
         Errors: INVALID_ARGUMENT INVALID_ID, INVALID_SPEC, MALFORMED_ARTIFACT,
         BASE_MISMATCH, UNSUPPORTED_FORMAT, UNSUPPORTED_DTYPE, CONFIG_MISSING;
-        NOT_FOUND SOURCE_NOT_FOUND; DATA_LOSS SOURCE_TRUNCATED;
-        FAILED_PRECONDITION SOURCE_CHANGED; ABORTED SOURCE_CHANGED_DURING_LOAD;
+        NOT_FOUND SOURCE_NOT_FOUND; DATA_LOSS SOURCE_TRUNCATED,
+        DECRYPTION_FAILED; FAILED_PRECONDITION SOURCE_CHANGED, KEY_MISSING;
+        ABORTED SOURCE_CHANGED_DURING_LOAD;
         PERMISSION_DENIED SOURCE_NOT_ALLOWED; ALREADY_EXISTS SPEC_MISMATCH;
         UNAVAILABLE SOURCE_UNAVAILABLE (unless inspection is deferred);
         RESOURCE_EXHAUSTED CATALOG_FULL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RegisterArtifacts(self, request, context):
+        """Makes many artifacts known, each as RegisterArtifact would, and says of each
+        how it went; one that is refused keeps no other from being registered.
+
+        Errors: INVALID_ARGUMENT INVALID_REQUEST: there are more than 1,000. Those of
+        RegisterArtifact stand in the results.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,6 +191,11 @@ def add_CatalogServiceServicer_to_server(servicer, server):
                     request_deserializer=warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactRequest.FromString,
                     response_serializer=warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactResponse.SerializeToString,
             ),
+            'RegisterArtifacts': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterArtifacts,
+                    request_deserializer=warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactsRequest.FromString,
+                    response_serializer=warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactsResponse.SerializeToString,
+            ),
             'GetArtifact': grpc.unary_unary_rpc_method_handler(
                     servicer.GetArtifact,
                     request_deserializer=warmshelf_dot_v1_dot_catalog__pb2.GetArtifactRequest.FromString,
@@ -238,6 +260,33 @@ class CatalogService(object):
             '/warmshelf.v1.CatalogService/RegisterArtifact',
             warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactRequest.SerializeToString,
             warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterArtifacts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/warmshelf.v1.CatalogService/RegisterArtifacts',
+            warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactsRequest.SerializeToString,
+            warmshelf_dot_v1_dot_catalog__pb2.RegisterArtifactsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from warmshelf.v1 import artifact_pb2 as warmshelf_dot_v1_dot_artifact__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwarmshelf/v1/transfer.proto\x12\x0cwarmshelf.v1\x1a\x1bwarmshelf/v1/artifact.proto\"\x95\x01\n\x12ReadSegmentRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x17\n\x0f\x66\x61llback_reason\x18\x06 \x01(\t\x12\x15\n\rsegment_index\x18\x02 \x01(\x05\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x04 \x01(\x03\"I\n\x13ReadSegmentResponse\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"9\n\x11ReadLayoutRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\":\n\x12ReadLayoutResponse\x12$\n\x06layout\x18\x01 \x01(\x0b\x32\x14.warmshelf.v1.Layout2\xba\x01\n\x0fTransferService\x12T\n\x0bReadSegment\x12 .warmshelf.v1.ReadSegmentRequest\x1a!.warmshelf.v1.ReadSegmentResponse0\x01\x12Q\n\nReadLayout\x12\x1f.warmshelf.v1.ReadLayoutRequest\x1a .warmshelf.v1.ReadLayoutResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwarmshelf/v1/transfer.proto\x12\x0cwarmshelf.v1\x1a\x1bwarmshelf/v1/artifact.proto\"\x95\x01\n\x12ReadSegmentRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x17\n\x0f\x66\x61llback_reason\x18\x06 \x01(\t\x12\x15\n\rsegment_index\x18\x02 \x01(\x05\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x04 \x01(\x03\"I\n\x13ReadSegmentResponse\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"9\n\x11ReadLayoutRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\":\n\x12ReadLayoutResponse\x12$\n\x06layout\x18\x01 \x01(\x0b\x32\x14.warmshelf.v1.Layout\"M\n\x0bTensorSlice\x12\x14\n\x0ctensor_index\x18\x01 \x01(\x05\x12\x0b\n\x03\x64im\x18\x02 \x01(\x11\x12\r\n\x05start\x18\x03 \x01(\x03\x12\x0c\n\x04stop\x18\x04 \x01(\x03\"\x94\x01\n\x12ReadTensorsRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x17\n\x0f\x66\x61llback_reason\x18\x03 \x01(\t\x12)\n\x06slices\x18\x04 \x03(\x0b\x32\x19.warmshelf.v1.TensorSlice\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x03\"I\n\x13ReadTensorsResponse\x12\x14\n\x0coffset_bytes\x18\x01 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\x32\x90\x02\n\x0fTransferService\x12T\n\x0bReadSegment\x12 .warmshelf.v1.ReadSegmentRequest\x1a!.warmshelf.v1.ReadSegmentResponse0\x01\x12Q\n\nReadLayout\x12\x1f.warmshelf.v1.ReadLayoutRequest\x1a .warmshelf.v1.ReadLayoutResponse0\x01\x12T\n\x0bReadTensors\x12 .warmshelf.v1.ReadTensorsRequest\x1a!.warmshelf.v1.ReadTensorsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,6 +40,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READLAYOUTREQUEST']._serialized_end=358
   _globals['_READLAYOUTRESPONSE']._serialized_start=360
   _globals['_READLAYOUTRESPONSE']._serialized_end=418
-  _globals['_TRANSFERSERVICE']._serialized_start=421
-  _globals['_TRANSFERSERVICE']._serialized_end=607
+  _globals['_TENSORSLICE']._serialized_start=420
+  _globals['_TENSORSLICE']._serialized_end=497
+  _globals['_READTENSORSREQUEST']._serialized_start=500
+  _globals['_READTENSORSREQUEST']._serialized_end=648
+  _globals['_READTENSORSRESPONSE']._serialized_start=650
+  _globals['_READTENSORSRESPONSE']._serialized_end=723
+  _globals['_TRANSFERSERVICE']._serialized_start=726
+  _globals['_TRANSFERSERVICE']._serialized_end=998
 # @@protoc_insertion_point(module_scope)

@@ -45,6 +45,11 @@ class TransferServiceStub(object):
                 request_serializer=warmshelf_dot_v1_dot_transfer__pb2.ReadLayoutRequest.SerializeToString,
                 response_deserializer=warmshelf_dot_v1_dot_transfer__pb2.ReadLayoutResponse.FromString,
                 _registered_method=True)
+        self.ReadTensors = channel.unary_stream(
+                '/warmshelf.v1.TransferService/ReadTensors',
+                request_serializer=warmshelf_dot_v1_dot_transfer__pb2.ReadTensorsRequest.SerializeToString,
+                response_deserializer=warmshelf_dot_v1_dot_transfer__pb2.ReadTensorsResponse.FromString,
+                _registered_method=True)
 
 
 class TransferServiceServicer(object):
@@ -74,6 +79,21 @@ class TransferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadTensors(self, request, context):
+        """Streams slices of a leased segment's tensors, packed one after another in
+        the order asked for: each begins at the next multiple of 64 bytes, dense
+        and row-major; gaps are zero. To resume, call again with offset_bytes set
+        to the end of the last byte received and checked.
+
+        Errors: FAILED_PRECONDITION LEASE_LOST; INVALID_ARGUMENT INVALID_REQUEST (a
+        slice outside its tensor, or one that does not begin and end at whole
+        bytes, or too many); OUT_OF_RANGE OFFSET_OUT_OF_RANGE; RESOURCE_EXHAUSTED
+        TOO_MANY_STREAMS (retry); ABORTED STREAM_STALLED (retry: resume).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -86,6 +106,11 @@ def add_TransferServiceServicer_to_server(servicer, server):
                     servicer.ReadLayout,
                     request_deserializer=warmshelf_dot_v1_dot_transfer__pb2.ReadLayoutRequest.FromString,
                     response_serializer=warmshelf_dot_v1_dot_transfer__pb2.ReadLayoutResponse.SerializeToString,
+            ),
+            'ReadTensors': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadTensors,
+                    request_deserializer=warmshelf_dot_v1_dot_transfer__pb2.ReadTensorsRequest.FromString,
+                    response_serializer=warmshelf_dot_v1_dot_transfer__pb2.ReadTensorsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -143,6 +168,33 @@ class TransferService(object):
             '/warmshelf.v1.TransferService/ReadLayout',
             warmshelf_dot_v1_dot_transfer__pb2.ReadLayoutRequest.SerializeToString,
             warmshelf_dot_v1_dot_transfer__pb2.ReadLayoutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTensors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/warmshelf.v1.TransferService/ReadTensors',
+            warmshelf_dot_v1_dot_transfer__pb2.ReadTensorsRequest.SerializeToString,
+            warmshelf_dot_v1_dot_transfer__pb2.ReadTensorsResponse.FromString,
             options,
             channel_credentials,
             insecure,

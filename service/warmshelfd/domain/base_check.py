@@ -33,6 +33,17 @@ _VOCABULARY = re.compile(r"(?:(?!.*pos).*emb.*|wte|shared|lm_head|output)\Z", re
 """Modules with a row per token, by the last part of their name. Positions are no vocabulary."""
 
 
+def is_input_embedding(tensor_name: str) -> bool:
+    """Say whether a tensor is called as input embeddings are."""
+    return _INPUT.match(tensor_name) is not None
+
+
+def is_output_layer(tensor_name: str) -> bool:
+    """Say whether a tensor is called as the weight of an output layer is."""
+    module, _, leaf = tensor_name.rpartition(".")
+    return leaf == "weight" and _OUTPUT.match(_last_part(module)) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class BaseResult:
     """How far an adapter and a base belong together.

@@ -33,6 +33,7 @@ from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.memory.books import Reservation
 from warmshelfd.memory.filling import Filling, Read
 from warmshelfd.memory.mapped_file import MappedFile
+from warmshelfd.memory.pages import populate
 from warmshelfd.memory.parts import PART_BYTES, blocks_in, ranges, take_in_turn
 from warmshelfd.memory.unnamed import UnnamedFiles
 
@@ -127,7 +128,7 @@ class Segment:
     @property
     def view(self) -> memoryview:
         """The whole file, read-only; offsets in the layout count from its start."""
-        return memoryview(self.file.map)
+        return self.file.view()
 
     @property
     def layout_bytes(self) -> memoryview:
@@ -208,7 +209,7 @@ def _not_opened(error: OSError, name: str) -> WarmshelfError:
 def _read_header(file: MappedFile, segment_id: str) -> SegmentHeader:
     if file.size_bytes < HEADER_BYTES:
         raise SegmentCorrupt(f"segment {segment_id} has {file.size_bytes} bytes, less than a header")
-    with memoryview(file.map) as view:
+    with file.view() as view:
         header = parse_header(bytes(view[:HEADER_BYTES]), file.size_bytes)
         if header.segment_id != segment_id:
             raise SegmentCorrupt(f"the file of segment {segment_id} holds segment {header.segment_id}")
@@ -255,11 +256,13 @@ class Home:
         directory_fd: where the file is.
         pin: locks the pages of a file's mapping, as the arena's policy says; returns whether they are.
         unnamed: takes files that have lost their name.
+        has_small_pages: whether a file's pages are better mapped many at a time.
     """
 
     directory_fd: int
     pin: Callable[[MappedFile], bool]
     unnamed: UnnamedFiles
+    has_small_pages: bool
 
 
 class SegmentWriter:
@@ -299,9 +302,17 @@ class SegmentWriter:
         """The whole segment as it is so far, read-only; release it before ``finish``."""
         if not self._filled:
             raise Internal(f"segment {self.segment_id} is not filled")
-        return memoryview(self._file.map).toreadonly()
+        return self._file.view().toreadonly()
 
-    def fill(self, read: Read, *, threads: int, cancelled: Callable[[], bool], progress: Callable[[int], None]) -> None:
+    def fill(
+        self,
+        read: Read,
+        *,
+        threads: int,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int], None],
+        gap_bytes: int = 0,
+    ) -> None:
         """Bring all data in.
 
         Args:
@@ -309,13 +320,15 @@ class SegmentWriter:
             threads: how many.
             cancelled: asked before every read.
             progress: told the bytes read so far, ever more of them.
+            gap_bytes: bytes between tensors that are rather read along, where each read costs a round trip.
 
         Raises:
             ArenaFull: the file system did not give what was reserved.
             LoadCancelled: ``cancelled`` said so.
         """
-        with memoryview(self._file.map) as view:
-            filling = Filling(view, self._plan, self._sections.data, self._allocate, read, cancelled, progress)
+        with self._file.view() as view:
+            data = self._sections.data
+            filling = Filling(view, self._plan, data, self._allocate, read, cancelled, progress, gap_bytes)
             filling.run(threads)
         self._crcs = filling.crcs.tobytes()
         self._filled = True
@@ -332,7 +345,7 @@ class SegmentWriter:
         blocks = self._write(s.blocks.offset, self._crcs)
         tail = self._write(s.manifest_offset, manifest)
         self._write(0, pack_header(SegmentHeader(self.segment_id, s.size_bytes, s.data, layout, blocks, tail)))
-        if not self._file.unmap():
+        if not self._file.forbid_writing():
             raise Internal(f"segment {self.segment_id} cannot be sealed while a view of it is in use")
         os.fchmod(self._file.fd, SEALED_MODE)
         failpoints.hit("load.sealed")
@@ -343,9 +356,8 @@ class SegmentWriter:
         Raises:
             PinningFailed: its pages must be locked and cannot be; nothing is published.
         """
-        self._file.close()
-        segment = Segment.open(self._home.directory_fd, self._name, self.segment_id, checked=True)
-        self._file = segment.file  # if anything below fails, abort lets it go
+        self._file.check_sealed(self._name)
+        segment = Segment(self._file, _read_header(self._file, self.segment_id), checked=True)
         segment.pinned = self._home.pin(self._file)
         directory_fd = self._home.directory_fd
         os.rename(self._name, self.segment_id, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
@@ -373,6 +385,8 @@ class SegmentWriter:
         except OSError as error:
             raise room_error(error, self._reservation, size) from error
         self._reservation.allocate(size)
+        if self._home.has_small_pages:
+            populate(self._file.map, start, size)
 
     def _write(self, offset: int, data: bytes) -> Section:
         self._file.map[offset : offset + len(data)] = data

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 from warmshelf._wire import artifact_to_proto, progress_to_proto, spec_from_proto
-from warmshelf.errors import InvalidRequest
-from warmshelf.v1 import catalog_pb2, catalog_pb2_grpc
+from warmshelf.errors import InvalidRequest, WarmshelfError
+from warmshelf.types import Artifact
+from warmshelf.v1 import artifact_pb2, catalog_pb2, catalog_pb2_grpc
 from warmshelfd.leasing import Leasing
 from warmshelfd.observing import Observing, Seen
 from warmshelfd.records import judged
+from warmshelfd.registering import RegisterOptions
 from warmshelfd.servicers.paging import PAGE_BYTES_MAX, from_token, page_size, to_token
-from warmshelfd.shelf import RegisterOptions, Shelf
+from warmshelfd.shelf import Shelf
+
+REGISTER_COUNT_MAX = 1000
+"""Most registrations of one request: with long names they are well below one message."""
+
+MESSAGE_COUNT_MAX, DETAIL_COUNT_MAX = 512, 256
+"""Characters of a failure among many, and of each of its details: the answer is one message too."""
 
 
 class CatalogServicer(catalog_pb2_grpc.CatalogServiceServicer):
@@ -27,14 +36,40 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServiceServicer):
         self, request: catalog_pb2.RegisterArtifactRequest, _context: Any
     ) -> catalog_pb2.RegisterArtifactResponse:
         """Make an artifact known."""
+        artifact = await self._register(request)
+        return catalog_pb2.RegisterArtifactResponse(artifact=artifact_to_proto(judged(artifact)))
+
+    async def RegisterArtifacts(  # noqa: N802
+        self, request: catalog_pb2.RegisterArtifactsRequest, _context: Any
+    ) -> catalog_pb2.RegisterArtifactsResponse:
+        """Make many artifacts known, all at once: so the registry writes them together."""
+        count = len(request.requests)
+        if count > REGISTER_COUNT_MAX:
+            raise InvalidRequest(
+                f"{count} artifacts are to be registered, at most {REGISTER_COUNT_MAX} may be at once",
+                request_count=count,
+            )
+        results = await asyncio.gather(*map(self._register_result, request.requests))
+        return catalog_pb2.RegisterArtifactsResponse(results=results)
+
+    async def _register_result(self, request: catalog_pb2.RegisterArtifactRequest) -> catalog_pb2.RegisterResult:
+        result = catalog_pb2.RegisterResult(artifact_id=request.artifact_id)
+        try:
+            await self._register(request)
+        except WarmshelfError as error:
+            details = {key: str(value)[:DETAIL_COUNT_MAX] for key, value in error.details.items()}
+            message = error.message[:MESSAGE_COUNT_MAX]
+            result.failure.CopyFrom(artifact_pb2.Failure(reason=error.reason, message=message, details=details))
+        return result
+
+    async def _register(self, request: catalog_pb2.RegisterArtifactRequest) -> Artifact:
         options = RegisterOptions(
             replace=request.replace,
             defer_inspection=request.defer_inspection,
             keep_resident=request.keep_resident,
             follow=request.follow,
         )
-        artifact = await self._shelf.register(request.artifact_id, spec_from_proto(request.spec), options)
-        return catalog_pb2.RegisterArtifactResponse(artifact=artifact_to_proto(judged(artifact)))
+        return await self._shelf.register(request.artifact_id, spec_from_proto(request.spec), options)
 
     async def GetArtifact(  # noqa: N802
         self, request: catalog_pb2.GetArtifactRequest, _context: Any

@@ -40,8 +40,18 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _STALLED_ABORT_SECONDS = 1.0
 
-_LASTING = frozenset({"OpenSession", "WatchArtifacts"})
-"""Calls that last as long as the caller likes: a stopping daemon does not wait for them."""
+_LASTING = frozenset({"OpenSession", "WatchArtifacts", "WritePush"})
+"""Calls that last as long as the caller likes, or go on with the next daemon: a stopping one does not wait for them."""
+
+_MAKERS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+}
+"""What makes a handler, by whether requests and answers are streams."""
+
+_TYPES = {(False, False): "unary", (False, True): "server_stream", (True, False): "client_stream"}
+"""What the usual metrics of gRPC servers call each of them."""
 
 _LATE_SECONDS = 0.1
 """A call that is cancelled so shortly before its deadline: the caller's clock ran out a little before ours."""
@@ -68,10 +78,8 @@ class Guard(grpc.aio.ServerInterceptor):
             return handler
         rpc = _rpc(handler_call_details.method, handler)
         counted = 0 if rpc.method in _LASTING else 1
-        make: Any = (
-            grpc.unary_stream_rpc_method_handler if handler.unary_stream else grpc.unary_unary_rpc_method_handler
-        )
-        call: Any = handler.unary_stream or handler.unary_unary
+        make: Any = _MAKERS[handler.request_streaming, handler.response_streaming]
+        call: Any = handler.unary_stream or handler.unary_unary or handler.stream_unary
         # A stream that writes by itself is guarded like a unary call.
         wrap: Any = self._stream if inspect.isasyncgenfunction(call) else self._unary
         guarded = wrap(call, rpc, counted)
@@ -146,7 +154,7 @@ class Guard(grpc.aio.ServerInterceptor):
 def _rpc(path: str, handler: _Handler) -> Rpc:
     """Return what a method is called in metrics."""
     _, service, method = path.split("/")
-    return Rpc("server_stream" if handler.unary_stream else "unary", service, method)
+    return Rpc(_TYPES[handler.request_streaming, handler.response_streaming], service, method)
 
 
 def _is_id(artifact_id: str) -> bool:

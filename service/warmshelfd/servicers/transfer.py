@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ import grpc
 from warmshelf._frame import frame_head
 from warmshelf.errors import InvalidRequest, OffsetOutOfRange, SegmentNotFound, StreamStalled
 from warmshelf.segment import BLOCK_BYTES, block_range
+from warmshelf.shard import SLICES_MAX
 from warmshelf.v1 import artifact_pb2, transfer_pb2
 from warmshelfd import failpoints
 from warmshelfd.leasing import Leasing
@@ -25,6 +26,7 @@ from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import Metrics
 from warmshelfd.servicers.flight import FlightBudget, next_end
 from warmshelfd.servicers.layout_parts import layout_parts
+from warmshelfd.servicers.packing import packed_slices
 from warmshelfd.shelf import Shelf
 
 SERVICE_NAME = "warmshelf.v1.TransferService"
@@ -55,6 +57,9 @@ class TransferServicer:
                 "ReadSegment": grpc.unary_stream_rpc_method_handler(
                     self.read_segment, request_deserializer=transfer_pb2.ReadSegmentRequest.FromString
                 ),
+                "ReadTensors": grpc.unary_stream_rpc_method_handler(
+                    self.read_tensors, request_deserializer=transfer_pb2.ReadTensorsRequest.FromString
+                ),
                 "ReadLayout": grpc.unary_stream_rpc_method_handler(
                     self.read_layout, request_deserializer=transfer_pb2.ReadLayoutRequest.FromString
                 ),
@@ -66,22 +71,36 @@ class TransferServicer:
         record = self._leasing.leased(request.session_id, request.lease_id)
         if request.segment_index != 0:
             raise SegmentNotFound(f"there is no segment {request.segment_index}", segment_index=request.segment_index)
-        if len(request.fallback_reason.encode()) > _REASON_BYTES_MAX:
-            raise InvalidRequest(f"fallback_reason is longer than {_REASON_BYTES_MAX} bytes", field="fallback_reason")
+        check_reason(request.fallback_reason)
         with self._stream(record.segment_id) as segment:
             if request.fallback_reason and request.offset_bytes == 0:
                 self._metrics.fell_back(request.fallback_reason)
             offset, end = checked_range(request.offset_bytes, request.limit_bytes, segment.header.size_bytes)
-            while offset < end:
-                failpoints.hit("stream.chunk")
-                size = self._flight.take()
-                try:
-                    stop = next_end(offset, end, size)
-                    await self._write(context, chunk(segment, offset, stop), offset)
-                finally:
-                    self._flight.give(size)
-                self._metrics.sent(stop - offset)
-                offset = stop
+            await self._send(context, offset, end, lambda start, stop: chunk(segment, start, stop))
+
+    async def read_tensors(self, request: transfer_pb2.ReadTensorsRequest, context: Any) -> None:
+        """Stream slices of a leased segment's tensors, packed."""
+        record = self._leasing.leased(request.session_id, request.lease_id)
+        check_reason(request.fallback_reason)
+        if len(request.slices) > SLICES_MAX:
+            raise InvalidRequest(f"{len(request.slices)} slices, at most {SLICES_MAX} in a read", field="slices")
+        with self._stream(record.segment_id) as segment:
+            packed = await self._shelf.residency.in_thread(packed_slices, segment, request.slices)
+            offset, end = checked_range(request.offset_bytes, 0, packed.size_bytes)
+            await self._send(context, offset, end, packed.chunk)
+
+    async def _send(self, context: Any, offset: int, end: int, make: Callable[[int, int], bytes]) -> None:
+        """Send a range in chunks, each as large as may be under way now."""
+        while offset < end:
+            failpoints.hit("stream.chunk")
+            size = self._flight.take()
+            try:
+                stop = next_end(offset, end, size)
+                await self._write(context, make(offset, stop), offset)
+            finally:
+                self._flight.give(size)
+            self._metrics.sent(stop - offset)
+            offset = stop
 
     async def read_layout(self, request: transfer_pb2.ReadLayoutRequest, context: Any) -> None:
         """Stream the layout of a lease in parts, none larger than the chunk that each stream may always send."""
@@ -140,6 +159,12 @@ class TransferServicer:
 
 
 # --- pure parts -------------------------------------------------------------
+
+
+def check_reason(reason: str) -> None:
+    """Raise InvalidRequest if a reason for streaming is longer than any that there is."""
+    if len(reason.encode()) > _REASON_BYTES_MAX:
+        raise InvalidRequest(f"fallback_reason is longer than {_REASON_BYTES_MAX} bytes", field="fallback_reason")
 
 
 def checked_range(offset: int, limit: int, size: int) -> tuple[int, int]:

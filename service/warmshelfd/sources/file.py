@@ -62,6 +62,8 @@ class FileOpener(SourceOpener):
 class FileSource(OpenSource):
     """The regular files that one path names, as they were when it was opened."""
 
+    parallel_reads_max = os.cpu_count()  # nothing but the processor is waited for while files lie in memory
+
     def __init__(self, prefixes: Prefixes, path: str) -> None:
         """Look at what the path names; the errors are those of ``SourceOpener.open``."""
         self.uri = make_uri(path)

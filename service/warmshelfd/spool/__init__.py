@@ -1,0 +1,1 @@
+"""Where pushed files are kept until their artifact is removed."""
