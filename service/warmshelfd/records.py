@@ -6,6 +6,7 @@ import dataclasses
 
 from warmshelf.types import Artifact
 from warmshelfd.domain.catalog import Entry
+from warmshelfd.domain.engines import engine_verdicts
 from warmshelfd.registry.base import Registration
 
 _REMEMBERED = (
@@ -59,6 +60,15 @@ def to_artifact(entry: Entry) -> Artifact:
         keep_resident=entry.keep_resident,
         follow=entry.follow,
     )
+
+
+def judged(artifact: Artifact) -> Artifact:
+    """Return the artifact with what engines make of it, if it is an adapter."""
+    inspection = artifact.inspection
+    if inspection is None or inspection.adapter is None:
+        return artifact
+    adapter = dataclasses.replace(inspection.adapter, engine_verdicts=engine_verdicts(inspection.adapter))
+    return dataclasses.replace(artifact, inspection=dataclasses.replace(inspection, adapter=adapter))
 
 
 def forgotten(known: Registration) -> Registration:

@@ -80,7 +80,11 @@ PLAIN = st.builds(
     hashes_owed=st.booleans(),
 )
 REGISTRATIONS = PLAIN | st.builds(
-    _with_shapes, PLAIN, st.builds(adapter_shapes, st.lists(needs, max_size=4), fan_in_fan_out=st.booleans())
+    _with_shapes,
+    PLAIN,
+    st.builds(
+        adapter_shapes, st.lists(needs, max_size=4), fan_in_fan_out=st.booleans(), layers=st.lists(counts, max_size=3)
+    ),
 )
 
 FULL = Registration(
@@ -102,6 +106,7 @@ FULL = Registration(
     adapter_shapes=adapter_shapes(
         [Need("q_proj", "weight", (8, 8), paired=True), Need("v_proj", "weight", (4, 8), paired=True)],
         fan_in_fan_out=True,
+        layers=(0, 1, 1),
     ),
     fingerprint="size=1 mtime=2",
     generation=3,
