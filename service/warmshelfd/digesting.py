@@ -15,7 +15,6 @@ import blake3
 from warmshelf.digest import combine
 from warmshelf.errors import DigestMismatch, LoadCancelled
 from warmshelf.layout import TensorSpec
-from warmshelfd.domain.extents import TensorEntry
 from warmshelfd.formats.base import Check, Inspected
 from warmshelfd.sources.base import OpenSource
 
@@ -25,6 +24,8 @@ _STEP_BYTES = 4 << 20
 _FILE_STEP_BYTES = 4 << 20
 
 Cancelled = Callable[[], bool]
+ReadInto = Callable[[str, int, memoryview], None]
+"""Fills the view with a file's bytes: name, offset, view."""
 
 Part: TypeAlias = bytes | memoryview
 
@@ -69,22 +70,27 @@ def _parts(read: ReadRange, spec: TensorSpec, cancelled: Cancelled) -> Iterator[
         yield read(start, min(start + _STEP_BYTES, spec.end_bytes))
 
 
-def source_digest(source: OpenSource, inspected: Inspected, config: bytes, cancelled: Cancelled) -> str:
-    """Return the digest that loading the source would give, reading it through a small buffer."""
-    buffer = memoryview(bytearray(_FILE_STEP_BYTES))
+def source_digest(read_into: ReadInto, inspected: Inspected, config: bytes, cancelled: Cancelled) -> str:
+    """Return the digest that loading the source would give, reading it through a small buffer, which ends zeroed."""
+    box_bytes = inspected.encryption.box_bytes if inspected.encryption else 1
+    step = _FILE_STEP_BYTES // box_bytes * box_bytes or box_bytes  # what is encrypted is read in whole boxes
+    buffer = memoryview(bytearray(step))
 
     def hashed() -> Iterator[tuple[str, str, tuple[int, ...], bytes]]:
         for e in inspected.entries:
             hasher = blake3.blake3()
-            for start in range(0, e.size_bytes, _FILE_STEP_BYTES):
+            for start in range(0, e.size_bytes, step):
                 if cancelled():
                     raise LoadCancelled("hashing was stopped")
-                view = buffer[: min(_FILE_STEP_BYTES, e.size_bytes - start)]
-                source.read_into(inspected.file_names[e.file_index], e.offset_bytes + start, view)
+                view = buffer[: min(step, e.size_bytes - start)]
+                read_into(inspected.file_names[e.file_index], e.offset_bytes + start, view)
                 hasher.update(view)
             yield e.name, e.dtype, e.shape, hasher.digest()
 
-    return "blake3:" + combine(hashed(), config, blake3.blake3())
+    try:
+        return "blake3:" + combine(hashed(), config, blake3.blake3())
+    finally:
+        buffer[:] = bytes(step)
 
 
 def file_digest(source: OpenSource, name: str, size: int, cancelled: Cancelled) -> str:
@@ -111,7 +117,7 @@ def by_sha256(check: Check, parts: Iterable[Part]) -> None:
 
 
 def check_hashes(
-    inspected: Inspected,
+    checks: Iterable[Check],
     tensors: Sequence[TensorSpec],
     read: ReadRange,
     check: Callable[[Check, Iterable[Part]], None],
@@ -120,20 +126,17 @@ def check_hashes(
 ) -> None:
     """Compare the hashes that the source's format carries with the bytes in a segment, on several threads.
 
-    Does nothing for a format without hashes.
-
     Raises:
         DigestMismatch: a tensor has another hash than its file says; names it.
         LoadCancelled: ``cancelled`` said so.
     """
     places = {spec.name: spec for spec in tensors}
 
-    def check_one(pair: tuple[TensorEntry, Check]) -> None:
-        check(pair[1], _parts(read, places[pair[0].name], cancelled))
+    def check_one(one: Check) -> None:
+        check(one, _parts(read, places[one.name], cancelled))
 
-    pairs = zip(inspected.entries, inspected.checks, strict=False)  # a format without hashes has no checks
     with ThreadPoolExecutor(threads, "verify") as pool:
-        for _ in pool.map(check_one, pairs):
+        for _ in pool.map(check_one, checks):
             pass
 
 

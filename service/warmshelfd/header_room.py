@@ -9,11 +9,11 @@ format.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from warmshelfd import stopping
-from warmshelfd.formats.base import Files
+from warmshelfd.formats.base import Files, Range, expect
 
 FREE_BYTES = 1 << 20
 """So much every inspection may read without waiting: most need less, and so wait neither for a large one nor for a slow
@@ -75,3 +75,6 @@ class _Counted:
         stopping.check()
         self._room.take(self._inspection, size)
         return self._files.read(name, offset, size)
+
+    def expect(self, ranges: Iterable[Range]) -> None:
+        expect(self._files, ranges)

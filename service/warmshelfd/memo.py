@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from warmshelf._wire import layout_to_proto
@@ -18,7 +18,10 @@ from warmshelf.layout import Layout, TensorSpec
 from warmshelf.types import ArtifactKind, Inspection
 from warmshelfd import stopping
 from warmshelfd.domain.extents import SegmentPlan, plan_segment
-from warmshelfd.formats.base import Files, FormatLimits, Inspected
+from warmshelfd.formats.base import Files, FormatLimits, Inspected, Range, expect
+
+_HASH_SLACK_BYTES = 32
+"""What the manifest's encoding adds to one hash."""
 
 _TABLE_STEP_COUNT = 4096
 """Tensors whose layout is encoded between two looks at whether anybody still wants it; some 20 ms."""
@@ -32,12 +35,14 @@ class Prepared:
     """An inspection, and what follows from it alone.
 
     ``tensor_table`` is the encoded layout without its segment: the rest can be put before it.
+    ``hashes_bytes`` bounds the format's slow hashes in a manifest.
     """
 
     inspected: Inspected
     inspection: Inspection
     plan: SegmentPlan
     tensor_table: bytes
+    hashes_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class InspectionMemo:
             known = self._records.get(listing)
             if known is not None:
                 self._records.move_to_end(listing)
+        if known is not None:
+            expect(files, ((name, at, len(data)) for name, at, data in known.reads))
         if known is not None and all(files.read(name, at, len(data)) == data for name, at, data in known.reads):
             return known.prepared
         recorder = _Recorder(files)
@@ -105,6 +112,9 @@ class _Recorder:
         self.size_bytes += size
         return data
 
+    def expect(self, ranges: Iterable[Range]) -> None:
+        expect(self._files, ranges)
+
 
 def prepare(inspected: Inspected) -> Prepared:
     """Return an inspection with what follows from it."""
@@ -117,9 +127,10 @@ def prepare(inspected: Inspected) -> Prepared:
         tensor_bytes=sum(size for _, _, size in ranges),
         adapter=inspected.adapter,
     )
+    step_bytes = inspected.encryption.box_bytes if inspected.encryption else 0
     stopping.check()
-    plan = plan_segment(entries, packed=inspected.kind is ArtifactKind.ADAPTER)
-    return Prepared(inspected, inspection, plan, b"".join(_table(plan.tensors)))
+    plan = plan_segment(entries, packed=inspected.kind is ArtifactKind.ADAPTER, step_bytes=step_bytes)
+    return Prepared(inspected, inspection, plan, b"".join(_table(plan.tensors)), _hashes_bytes(inspected))
 
 
 def _table(tensors: tuple[TensorSpec, ...]) -> Iterator[bytes]:
@@ -128,3 +139,13 @@ def _table(tensors: tuple[TensorSpec, ...]) -> Iterator[bytes]:
         stopping.check()
         part = tensors[start : start + _TABLE_STEP_COUNT]
         yield layout_to_proto(Layout(0, (), part)).SerializeToString()
+
+
+def _hashes_bytes(inspected: Inspected) -> int:
+    """Return what the format's slow hashes take in a manifest, if they are to be compared later."""
+    if inspected.kind is ArtifactKind.ADAPTER:
+        return 0
+    return sum(
+        len(check.name.encode()) + len(check.prefix) + len(check.sha256) + _HASH_SLACK_BYTES
+        for check in inspected.checks
+    )

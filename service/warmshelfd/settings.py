@@ -198,6 +198,8 @@ class Settings(BaseSettings):
     """Parallel reads of one base's load."""
     inspection_bytes_max: Size = 128 << 20
     """Bytes of headers and config that inspections have read at once; the oldest of them never waits."""
+    source_read_threads: Count = 8
+    """Parallel reads of one load from S3 or a hub, each of some MiB: one alone is as slow as one connection is."""
     reserve_bytes: Size = 512 << 20
     """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
     With the budget it must fit into the cgroup's limit."""
@@ -237,6 +239,12 @@ class Settings(BaseSettings):
     """Longest file kept whole beside the tensors."""
     format_small_files_bytes_max: Size = _FORMAT.small_files_bytes_max
     """All of those together."""
+    format_box_bytes_max: Size = _FORMAT.box_bytes_max
+    """Longest run of encrypted bytes under one MAC; each reading thread holds one, and 4 MiB besides."""
+    format_argon2_memory_bytes_max: Size = _FORMAT.argon2_memory_bytes_max
+    """Memory for deriving a key from a passphrase, out of the reserve; tensorizer's "sensitive" takes 1GiB."""
+    format_argon2_passes_max: Count = _FORMAT.argon2_passes_max
+    """Passes over that memory."""
 
     @classmethod
     def settings_customise_sources(

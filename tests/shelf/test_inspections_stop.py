@@ -13,6 +13,7 @@ from kit.processes import eventually
 from kit.tensors_file import Written, tensors_file
 from warmshelf.errors import LoadCancelled
 from warmshelf.types import Source
+from warmshelfd.decrypting import Keys
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.header_room import FREE_BYTES, HeaderRoom
 from warmshelfd.inspecting import Sources
@@ -55,7 +56,7 @@ def test_an_inspection_stops_within_one_tensor_wherever_it_is(
     source = Source(f"file://{tmp_path}")
 
     def inspect(stop: StopAt) -> int:
-        sources = Sources({"file": FileOpener([str(tmp_path)])}, FormatLimits(), 1 << 20)
+        sources = Sources({"file": FileOpener([str(tmp_path)])}, FormatLimits(), Keys(()), MIB)
         with sources.open(source) as opened:
             return sources.examine(opened, stop).inspection.tensor_count
 

@@ -12,6 +12,8 @@ import signal
 import threading
 from stat import S_ISREG
 
+import crc32c
+
 from warmshelf.errors import SegmentCorrupt
 from warmshelfd.memory.pages import forbid_writing
 
@@ -21,6 +23,7 @@ _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _ASKING = threading.Lock()  # held while we have a lease: two threads would take each other's away
 
 _WRITE_BITS = 0o222
+_CRC_STEP_BYTES = 1 << 20
 _STAT_BLOCK_BYTES = 512
 
 
@@ -94,6 +97,13 @@ class MappedFile:
             parts.append(part)
             at += len(part)
         return b"".join(parts)
+
+    def crc(self, start: int, end: int) -> int:
+        """Return the CRC32C of a range; errors as ``read``."""
+        crc = 0
+        for at in range(start, end, _CRC_STEP_BYTES):
+            crc = crc32c.crc32c(self.read(at, min(at + _CRC_STEP_BYTES, end)), crc)
+        return crc
 
     def view(self) -> memoryview:
         """Return a view of the whole file; its holder can write while the file is being written.
