@@ -101,7 +101,7 @@ def adapter_config(data: bytes) -> None:
 
 
 def adapter_config_seeds() -> list[bytes]:
-    every = {"use_dora": True, "rank_pattern": {"q": 4}, "modules_to_save": ["lm_head"], "init_lora_weights": "pissa"}
+    every = {"use_rslora": True, "rank_pattern": {"q": 4}, "alpha_pattern": {"q": 0.5}, "init_lora_weights": "pissa"}
     return [adapter_files(pair("q_proj"), **fields)["adapter_config.json"] for fields in ({}, every, {"new": [None]})]
 
 
