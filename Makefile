@@ -7,12 +7,12 @@ PACKAGES := client service
 CODE := $(PACKAGES) tests benchmarks examples scripts/house
 ARGS ?=
 
-.PHONY: help install protos fmt check test bench demo clean
+.PHONY: help install protos fmt check test fuzz fuzz-long bench demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
 install: .venv/.installed ## Set up .venv (once, and again when what it is made from changes)
 
@@ -74,6 +74,14 @@ check-stubs: .venv-protos/.installed
 
 test: install ## Run every test
 	@.venv/bin/pytest $(ARGS)
+
+FUZZ_SECONDS ?= 60
+
+fuzz: install ## Fuzz every reader of what strangers write, a minute each; ARGS="safetensors" one
+	@PYTHONPATH=tests .venv/bin/python -m fuzz --seconds $(FUZZ_SECONDS) --corpus .fuzz $(ARGS)
+
+fuzz-long: ## The same, half an hour each; what was learnt is kept in .fuzz
+	@$(MAKE) fuzz FUZZ_SECONDS=1800
 
 bench: install ## Measure everything; ARGS="--rows stream,health" measures some, ARGS=--quick tries the code
 	@.venv/bin/python -m benchmarks.run $(ARGS)
