@@ -198,8 +198,9 @@ class AdapterBank:
             return self._table.hold(_content(artifact)) or self._let_in(shelf, artifact, timeout, wait_seconds)
 
     def _let_in(self, shelf: Shelf, artifact: Artifact, timeout: float | None, wait_seconds: float) -> int:
-        if artifact.inspection is not None and artifact.inspection.adapter is not None:
-            self._modules.check(artifact.inspection.adapter.module_names)  # before it is loaded for nothing
+        inspected = artifact.inspection and artifact.inspection.adapter
+        if inspected and {*inspected.features} <= {*self._features} and inspected.rank_max <= self.rank_max:
+            self._modules.check(inspected.module_names)  # before it is loaded for nothing; the rest the daemon refuses
         with shelf.acquire(
             artifact.artifact_id, timeout=timeout, rank_max=self.rank_max, features=self._features
         ) as lease:
