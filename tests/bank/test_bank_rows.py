@@ -81,7 +81,7 @@ def test_a_bank_may_hold_its_copies_in_another_dtype(shelf: warmshelf.Shelf, dir
     model = tiny_llama(dtype=torch.bfloat16)
     tokens = prompts(2, 12)
     base = answers(model, tokens)
-    bank = AdapterBank(model, slot_count=2, rank_max=8, dtype=torch.float32)
+    bank = AdapterBank(model, slot_count=2, rank_max=8, dtype=torch.bfloat16)
     with apply_bank(model, bank), bank.slots_for(shelf, ids(["plain", None])) as slots, bank.select(slots):
         found = answers(model, tokens)
     expect_as_peft(found[:1], model, directories["plain"], tokens[:1])
