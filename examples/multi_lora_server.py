@@ -11,12 +11,12 @@ with its own adapter or none. Nothing is registered or configured here: an ID th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +27,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import warmshelf
-from warmshelf.errors import ArtifactNotFound, BankFull, Code, InvalidRequest, WarmshelfError
+from warmshelf.errors import ArtifactNotFound, Code, Draining, InvalidRequest, WarmshelfError
 from warmshelf.torch import AdapterBank, apply_bank
 
 SLOT_COUNT, RANK_MAX, ROW_COUNT_MAX = 8, 16, 32
@@ -70,7 +70,7 @@ class Batcher:
         self._waiting: queue.Queue[Request | None] = queue.Queue(maxsize=8 * ROW_COUNT_MAX)
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
 
-    @contextmanager
+    @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Answer within the body; whoever still waits at its end is told so."""
         with apply_bank(self._model, self.bank):
@@ -91,11 +91,12 @@ class Batcher:
         while (batch := self._next()) is not None:
             self.batch_sizes.append(len(batch))
             try:
-                for request, text in zip(batch, self._answers(batch), strict=True):
-                    request.answer.set_result(text)
+                texts = self._answers(batch)
             except Exception as error:  # noqa: BLE001 - whatever it is, each of them is told, and the next batch is run
-                for request in batch:
-                    request.answer.cancelled() or request.answer.done() or request.answer.set_exception(error)
+                _fail(batch, error)
+            else:
+                for request, text in zip(batch, texts, strict=True):
+                    request.answer.set_result(text)
 
     def _next(self) -> list[Request] | None:
         """Wait for a request and return all that wait by now; None at the end."""
@@ -103,8 +104,7 @@ class Batcher:
         while not batch or (len(batch) < ROW_COUNT_MAX and not self._waiting.empty()):
             request = self._waiting.get()
             if request is None:
-                for left in batch:
-                    left.answer.set_exception(InvalidRequest("the server stops"))
+                _fail(batch, Draining("the server stops"))
                 return None
             batch.append(request)
         return batch
@@ -117,6 +117,11 @@ class Batcher:
             tokens = self._model.generate(**asked, max_new_tokens=ANSWER_TOKENS_MAX, do_sample=False)
         texts = self._tokenizer.batch_decode(tokens[:, asked["input_ids"].shape[1] :], skip_special_tokens=True)
         return [text.strip() for text in texts]
+
+
+def _fail(batch: list[Request], error: Exception) -> None:
+    for request in batch:
+        request.answer.set_exception(error)
 
 
 class Server(ThreadingHTTPServer):
@@ -141,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
 
-    def do_POST(self) -> None:  # noqa: N802 - http.server's name
+    def do_POST(self) -> None:
         """Answer with JSON, also when it is refused."""
         try:
             found: dict[str, Any] = self.server.answer(self._body())
@@ -204,13 +209,14 @@ def main() -> None:
     arguments = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype="auto").eval()
     batcher = Batcher(model, chat(AutoTokenizer.from_pretrained(arguments.model)))
-    with warmshelf.connect(arguments.address) as shelf, batcher.running():
-        with Server(("127.0.0.1", arguments.port), batcher, shelf) as server:
-            print(f"ready: http://127.0.0.1:{server.server_port}/generate", flush=True)
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                pass
+    with (
+        warmshelf.connect(arguments.address) as shelf,
+        batcher.running(),
+        Server(("127.0.0.1", arguments.port), batcher, shelf) as server,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        print(f"ready: http://127.0.0.1:{server.server_port}/generate", flush=True)
+        server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from warmshelf._error import Code as Code
 from warmshelf._error import Detail as Detail
 from warmshelf._error import Fault as Fault
 from warmshelf._error import WarmshelfError as WarmshelfError
+from warmshelf._error import decode_detail
 
 DOMAIN = "warmshelf.v1"
 """The ``domain`` of every ``google.rpc.ErrorInfo`` sent by the daemon."""
-_NUMBER_SUFFIXES = ("_bytes", "_count", "_seconds", "_max", "_index", "_number")
 
 
 # --- the caller's -----------------------------------------------------------
@@ -383,23 +383,10 @@ TABLE: Mapping[str, type[WarmshelfError]] = {cls.reason: cls for cls in _public_
 def from_wire(reason: str, message: str, metadata: Mapping[str, str]) -> WarmshelfError:
     """Return the error that the daemon raised; an unknown reason becomes Internal."""
     cls = TABLE.get(reason, Internal)
-    details: dict[str, Detail] = {key: _decode_detail(key, text) for key, text in metadata.items()}
+    details: dict[str, Detail] = {key: decode_detail(key, text) for key, text in metadata.items()}
     if cls is Internal and reason != Internal.reason:
         details["sent_reason"] = reason
     return _build(cls, message, details)
-
-
-def _decode_detail(key: str, text: str) -> Detail:
-    if not key.endswith(_NUMBER_SUFFIXES):
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _build(cls: type[WarmshelfError], message: str, details: Mapping[str, Detail]) -> WarmshelfError:

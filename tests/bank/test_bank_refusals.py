@@ -99,7 +99,10 @@ def test_an_adapter_of_another_base_is_refused_naming_module_expected_and_got(
     assert error.details == {"module": Q, "expected": "(16, 16)", "got": "(32, 32)"}
     nested = torch.nn.ModuleDict({"language_model": tiny_llama(dtype=torch.float32)})
     error = refused(
-        bank, shelf, registered("acme/nested", of=nested, task_type=None, target_modules=["q_proj"]), errors.BaseMismatch
+        bank,
+        shelf,
+        registered("acme/nested", of=nested, task_type=None, target_modules=["q_proj"]),
+        errors.BaseMismatch,
     )
     assert error.details["module"].startswith("language_model.model.layers.")
 

@@ -149,9 +149,9 @@ def test_more_adapters_than_slots_and_rows_than_room_are_refused(shelf: warmshel
     with pytest.raises(errors.InvalidRequest, match="3 adapters at once are more than the bank's 2 slots"):
         bank.slots_for(shelf, [PLAIN, RANK1, RANK8])
     for rows in ([0] * 4, []):
-        with pytest.raises(errors.InvalidRequest, match=f"{len(rows)} rows were selected, 1 to 3 can be"):
-            with bank.select(rows):
-                pass
+        said = f"{len(rows)} rows were selected, 1 to 3 can be"
+        with pytest.raises(errors.InvalidRequest, match=said), bank.select(rows):
+            pass
     with bank.select([0, 0]), apply_bank(model, bank):
         with pytest.raises(errors.InvalidRequest, match="another number of rows"):
             batched_logits(model, 3)
