@@ -25,6 +25,7 @@ from benchmarks import (
     adapter,
     bank,
     cold,
+    encrypted,
     health,
     loading_memory,
     many_tensors,
@@ -33,6 +34,7 @@ from benchmarks import (
     reload,
     request_payload,
     restart,
+    s3,
     stream,
     tensorizer_file,
     trace,
@@ -46,7 +48,9 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "reload": reload.run,
     "cold": cold.run,
     "tensors": tensorizer_file.run,
+    "s3": s3.run,
     "redis": redis.run,
+    "encrypted": encrypted.run,
     "stream": stream.run,
     "memory": loading_memory.run,
     "restart": restart.run,
@@ -57,7 +61,7 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "payload": request_payload.run,
 }
 
-PEERS = ("grpcio", "peft", "runai-model-streamer", "safetensors", "tensorizer", "torch")
+PEERS = ("grpcio", "peft", "obstore", "runai-model-streamer", "safetensors", "tensorizer", "torch")
 
 
 def main() -> int:

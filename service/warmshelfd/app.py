@@ -14,6 +14,7 @@ from warmshelf.errors import SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
 from warmshelf.v1 import capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
 from warmshelfd import __version__
+from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
 from warmshelfd.domain.leases import LeaseTable
@@ -22,12 +23,13 @@ from warmshelfd.hashing import Hashing
 from warmshelfd.inspecting import Sources
 from warmshelfd.leasing import Leasing
 from warmshelfd.listening import Servers, Transport
-from warmshelfd.loading import Loader, LoadThreads, executor
+from warmshelfd.loading import Loader
 from warmshelfd.memory.arena import Arena
 from warmshelfd.metrics import Metrics
 from warmshelfd.observing import Observing
 from warmshelfd.opening import open_spool, openers
 from warmshelfd.operating import Operating
+from warmshelfd.pools import LoadThreads, executor
 from warmshelfd.pushing import Pushing
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency
@@ -58,7 +60,7 @@ class Daemon:
     def __init__(self, settings: Settings, arena: Arena) -> None:
         self._settings = settings
         self._arena = arena
-        self._sources = Sources(openers(settings), settings.format_limits())
+        self._sources = Sources(openers(settings), settings.format_limits(), Keys(settings.source))
         self.metrics = _metrics(self._sources.schemes, arena)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
         leases = _lease_table(settings)
@@ -71,13 +73,7 @@ class Daemon:
             self.metrics,
         )
         registry = open_registry(settings.registry)
-        threads = LoadThreads(
-            bases=settings.load_threads,
-            adapters=settings.adapter_load_threads,
-            inspections=settings.adapter_load_threads,
-            reads=settings.read_threads,
-        )
-        loader = Loader(self._sources, residency, registry, threads)
+        loader = Loader(self._sources, residency, registry, _load_threads(settings))
         self._shelf = Shelf(
             catalog=catalog,
             leases=leases,
@@ -94,7 +90,11 @@ class Daemon:
         changes = Changes(first_sequence=time.time_ns() // 1000, change_count_max=settings.change_count_max)
         self._observing = Observing(self._shelf, changes)
         self._upkeep = Upkeep(
-            self._shelf, self._leasing, declare=settings.declare, follow_seconds=settings.follow_seconds
+            self._shelf,
+            self._leasing,
+            declare=settings.declare,
+            follow_seconds=settings.follow_seconds,
+            place=self._sources.place,
         )
         self._leasing.register_unknown = self._upkeep.register_unknown
         self._pushing = Pushing(open_spool(settings), self._shelf, loader, settings.push_limits())
@@ -229,6 +229,15 @@ def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:
         __version__, pinning=arena.pinning, page_size_bytes=arena.page_size_bytes, budget_bytes=arena.budget_bytes
     )
     return metrics
+
+
+def _load_threads(settings: Settings) -> LoadThreads:
+    return LoadThreads(
+        bases=settings.load_threads,
+        adapters=settings.adapter_load_threads,
+        inspections=settings.adapter_load_threads,
+        reads=settings.read_threads,
+    )
 
 
 def _lease_table(settings: Settings) -> LeaseTable:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TypeVar
@@ -21,6 +21,7 @@ from warmshelf.errors import ArenaFull, SourceChanged, SourceChangedDuringLoad, 
 from warmshelf.types import ArtifactKind, LoadPhase, Source
 from warmshelf.v1 import manifest_pb2
 from warmshelfd import __version__, failpoints
+from warmshelfd.decrypting import plain_reads
 from warmshelfd.digesting import (
     Cancelled,
     by_crc32,
@@ -31,9 +32,10 @@ from warmshelfd.digesting import (
     file_digest,
     source_digest,
 )
-from warmshelfd.formats.base import Inspected
+from warmshelfd.formats.base import Check
 from warmshelfd.inspecting import Examined, Sources, check_kind, config_of, outline_segment, read_small_files
 from warmshelfd.memory.segment import Segment, SegmentWriter
+from warmshelfd.pools import LoadThreads, Pools
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.residency import Residency, Waiters
 from warmshelfd.running import run_stoppable, run_to_the_end
@@ -88,6 +90,7 @@ class _Job:
     """
 
     known: Registration
+    place: str
     source: OpenSource
     examined: Examined
     found: Registration
@@ -102,24 +105,12 @@ class _Job:
 class Loaded:
     """The bytes of an artifact.
 
-    Shared ones count as being read until ``end_stream``. ``unverified`` has hashes of
-    the source's format that are still to be compared, if it has any.
+    Shared ones count as being read until ``end_stream``.
     """
 
     segment: Segment
     registration: Registration
     is_shared: bool = False
-    unverified: Inspected | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoadThreads:
-    """How many loads and inspections run at once, and how many reads each load makes in parallel."""
-
-    bases: int
-    adapters: int
-    inspections: int
-    reads: int
 
 
 class Loader:
@@ -131,32 +122,29 @@ class Loader:
         self._arena = residency.arena
         self._registry = registry
         self._read_threads = threads.reads
-        # Adapters have their own threads, so they never wait behind a base.
-        self._threads = {
-            ArtifactKind.BASE: executor(threads.bases, "load-base"),
-            ArtifactKind.ADAPTER: executor(threads.adapters, "load-adapter"),
-            ArtifactKind.UNKNOWN: executor(threads.inspections, "inspect"),
-        }
+        self._pools = Pools(threads)
 
-    async def inspect(self, source: Source) -> Examined:
-        """Inspect a source and say how much room it will take."""
+    async def inspect(self, source: Source, *, needs_key: bool) -> Examined:
+        """Inspect a source and say how much room it will take; ``needs_key``: also try the key, if it is encrypted."""
 
-        def inspect(_: Cancelled) -> Examined:
-            examined = self._sources.inspect(source)
+        def inspect(opened: OpenSource, _: Cancelled) -> Examined:
+            examined = self._sources.examine(opened)
+            if needs_key:
+                self._sources.keys.find(opened, examined.inspected)
             return dataclasses.replace(examined, size_bytes=outline_segment(self._arena, examined).size_bytes)
 
-        return await self._run(ArtifactKind.UNKNOWN, inspect)
+        return await self._with_source(source, inspect)
 
     async def digest_source(self, source: Source) -> str:
         """Return the content digest that loading the source would give, without keeping its bytes."""
 
-        def digest(cancelled: Cancelled) -> str:
-            with self._sources.open(source) as opened:
-                inspected = (examined := self._sources.examine(opened)).inspected
-                config = config_of(inspected.kind, read_small_files(opened, examined))
-                return source_digest(opened, inspected, config, cancelled)
+        def digest(opened: OpenSource, cancelled: Cancelled) -> str:
+            inspected = (examined := self._sources.examine(opened)).inspected
+            config = config_of(inspected.kind, read_small_files(opened, examined))
+            reads = plain_reads(opened, inspected, self._sources.keys)
+            return source_digest(reads.read_into, inspected, config, cancelled)
 
-        return await self._run(ArtifactKind.UNKNOWN, digest)
+        return await self._with_source(source, digest)
 
     async def run(
         self,
@@ -176,13 +164,14 @@ class Loader:
         """
         failpoints.hit("load.started")
         opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
+        inspections = self._pools.of(ArtifactKind.UNKNOWN, place := self._sources.place(known.spec.source))
         try:
-            await self._run(ArtifactKind.UNKNOWN, lambda _: opened.append(self._sources.open(known.spec.source)))
-            examined = await self._run(ArtifactKind.UNKNOWN, lambda _: self._sources.examine(opened[0]))
+            await run_stoppable(inspections, lambda _: opened.append(self._sources.open(known.spec.source)))
+            examined = await run_stoppable(inspections, lambda _: self._sources.examine(opened[0]), opened[0].stop)
             check_kind(known.spec, examined.inspected.kind)
             is_new = known.inspection is None or known.fingerprint != examined.fingerprint
             found = await complete(known, examined) if is_new else known
-            job = _Job(known, opened[0], examined, found, as_asked)
+            job = _Job(known, place, opened[0], examined, found, as_asked)
             must_hash = _must_hash(job)
             if known.digest and known.fingerprint == examined.fingerprint:
                 shared = await self._share(job, known.digest)
@@ -192,13 +181,14 @@ class Loader:
             try:
                 return await self._fill_and_seal(job, load, writer, must_hash)
             finally:  # nothing to do once it is published
-                await run_to_the_end(self._threads[job.kind], writer.abort)
+                await run_to_the_end(self._threads(job), writer.abort)
         finally:
             for source in opened:
                 source.close()
 
     async def _create(self, job: _Job, load: Load, reserved: Callable[[], None]) -> SegmentWriter:
-        outline = await self._run(ArtifactKind.UNKNOWN, lambda _: outline_segment(self._arena, job.examined))
+        inspections = self._pools.of(ArtifactKind.UNKNOWN, job.place)
+        outline = await run_stoppable(inspections, lambda _: outline_segment(self._arena, job.examined))
         load.enter(LoadPhase.RESERVE, outline.size_bytes)
         reservation = await self._residency.reserve(
             outline.size_bytes, job.kind, lambda: load.priority, load.wait_for_room
@@ -207,7 +197,7 @@ class Loader:
             reserved()
             failpoints.hit("load.reserved")
             return await run_to_the_end(
-                self._threads[job.kind],
+                self._threads(job),
                 lambda: self._arena.create(
                     reservation, outline.plan, outline.layout, outline.manifest_bytes_max, outline.segment_id
                 ),
@@ -218,25 +208,27 @@ class Loader:
 
     async def _fill_and_seal(self, job: _Job, load: Load, writer: SegmentWriter, must_hash: bool) -> Loaded:
         load.enter(LoadPhase.READ, job.examined.inspection.tensor_bytes)
-        small = await self._run(job.kind, lambda cancelled: self._fill(job, load, writer, cancelled))
+        small = await self._run(job, lambda cancelled: self._fill(job, load, writer, cancelled))
         failpoints.hit("load.read")
         load.enter(LoadPhase.VERIFY)
         config = config_of(job.kind, small)
-        digest = await self._run(job.kind, lambda cancelled: self._verify(job, writer, config, must_hash, cancelled))
+        digest = await self._run(job, lambda cancelled: self._verify(job, writer, config, must_hash, cancelled))
         failpoints.hit("load.verified")
         shared = await self._share(job, digest)
         if shared is not None:
             return shared
         load.enter(LoadPhase.SEAL)
-        manifest = _manifest(job.examined, small, digest)
-        await self._run(job.kind, lambda _: writer.finish(manifest.SerializeToString()))
-        registration = _registration(job, digest, writer.segment_id, writer.size_bytes)
+        owed = () if must_hash else job.examined.inspected.checks
+        manifest = _manifest(job.examined, small, digest, owed)
+        await self._run(job, lambda _: writer.finish(manifest.SerializeToString()))
+        registration = _registration(
+            job, digest, writer.segment_id, writer.size_bytes, hashes_owed=bool(manifest.hashes)
+        )
         await self._registry.put(registration)  # before the name: a file with a name is always known
         failpoints.hit("load.recorded")
         load.enter(LoadPhase.PIN)
-        segment = await run_to_the_end(self._threads[job.kind], writer.publish)
-        unverified = None if must_hash or not job.examined.inspected.checks else job.examined.inspected
-        return Loaded(segment, registration, unverified=unverified)
+        segment = await run_to_the_end(self._threads(job), writer.publish)
+        return Loaded(segment, registration)
 
     async def _share(self, job: _Job, digest: str) -> Loaded | None:
         """Return the resident bytes with this digest, held against eviction, if there are any."""
@@ -245,7 +237,8 @@ class Loader:
             return None
         segment = self._residency.begin_stream(segment_id)
         try:
-            registration = _registration(job, digest, segment_id, segment.size_bytes)
+            hashes_owed = any(owner.hashes_owed for owner in self._residency.owners(segment_id))
+            registration = _registration(job, digest, segment_id, segment.size_bytes, hashes_owed=hashes_owed)
             await self._registry.put(registration)
         except BaseException:
             self._residency.end_stream(segment_id)
@@ -254,22 +247,24 @@ class Loader:
 
     def _fill(self, job: _Job, load: Load, writer: SegmentWriter, cancelled: Cancelled) -> dict[str, bytes]:
         names = job.examined.inspected.file_names
+        reads = plain_reads(job.source, job.examined.inspected, self._sources.keys)
 
         def read(file_index: int, offset: int, view: memoryview) -> None:
-            job.source.read_into(names[file_index], offset, view)
+            reads.read_into(names[file_index], offset, view)
 
         small = read_small_files(job.source, job.examined)
-        threads = min(self._read_threads, job.source.parallel_reads_max or self._read_threads)
-        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance)
+        threads = _read_threads(self._read_threads, job.source)
+        gap_bytes = job.source.gap_bytes
+        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes)
         return small
 
     def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:
         """Check the bytes that were read; return their digest, or "" if nobody needs it yet."""
         known, expected, inspected = job.known, job.known.spec.source.expected_digest, job.examined.inspected
-        check_hashes(inspected, writer.tensors, writer.data, by_crc32, cancelled, self._read_threads)
+        check_hashes(inspected.checks, writer.tensors, writer.data, by_crc32, cancelled, self._read_threads)
         digest = ""
         if must_hash:  # else the format's slow hashes are compared after READY, as is the digest
-            check_hashes(inspected, writer.tensors, writer.data, by_sha256, cancelled, self._read_threads)
+            check_hashes(inspected.checks, writer.tensors, writer.data, by_sha256, cancelled, self._read_threads)
             digest = content_digest(writer.tensors, writer.data, config, cancelled)
         if expected.startswith("sha256:"):
             _expect_file(job, cancelled)
@@ -282,16 +277,41 @@ class Loader:
         _check_pinned(known, digest)
         return digest
 
-    async def _run(self, kind: ArtifactKind, function: Callable[[Cancelled], T]) -> T:
-        return await run_stoppable(self._threads[kind], function)
+    async def _run(self, job: _Job, function: Callable[[Cancelled], T]) -> T:
+        return await run_stoppable(self._threads(job), function, job.source.stop)
+
+    def _threads(self, job: _Job) -> Executor:
+        return self._pools.of(job.kind, job.place)
+
+    async def _with_source(self, source: Source, function: Callable[[OpenSource, Cancelled], T]) -> T:
+        """Open a source, do something with it in a thread, and close it."""
+        under_way: list[OpenSource] = []
+
+        def run(cancelled: Cancelled) -> T:
+            with self._sources.open(source) as opened:
+                under_way.append(opened)
+                if cancelled():  # before it could be told
+                    opened.stop()
+                return function(opened, cancelled)
+
+        def stop() -> None:
+            for opened in under_way:
+                opened.stop()
+
+        return await run_stoppable(self._pools.of(ArtifactKind.UNKNOWN, self._sources.place(source)), run, stop)
 
     def close(self) -> None:
         """Wait for the threads to end."""
-        for threads in self._threads.values():
-            threads.shutdown(wait=True)
+        self._pools.close()
 
 
 # --- parts ------------------------------------------------------------------
+
+
+def _read_threads(usual: int, source: OpenSource) -> int:
+    """Return how many reads of a source are made at once."""
+    threads = max(usual, source.parallel_reads_min)
+    return min(threads, source.parallel_reads_max or threads)
 
 
 def _must_hash(job: _Job) -> bool:
@@ -331,7 +351,7 @@ def _expect_file(job: _Job, cancelled: Cancelled) -> None:
     expect(job.known.spec.source.expected_digest, actual, f"file {names[0]!r}")
 
 
-def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int) -> Registration:
+def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int, *, hashes_owed: bool) -> Registration:
     known = job.known
     changed = bool(known.fingerprint) and known.fingerprint != job.examined.fingerprint
     # A digest that nobody had time to learn cannot say that changed bytes are the same.
@@ -343,11 +363,14 @@ def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int) -> R
         digest=digest or known.digest,
         segment_id=segment_id,
         size_bytes=size_bytes,
+        hashes_owed=hashes_owed,
     )
     return job.as_asked(registration)
 
 
-def _manifest(examined: Examined, small: Mapping[str, bytes], digest: str) -> manifest_pb2.Manifest:
+def _manifest(
+    examined: Examined, small: Mapping[str, bytes], digest: str, owed: Iterable[Check]
+) -> manifest_pb2.Manifest:
     manifest = manifest_pb2.Manifest(
         kind=KIND_NUMBERS[examined.inspected.kind],
         fingerprint=examined.fingerprint,
@@ -356,11 +379,7 @@ def _manifest(examined: Examined, small: Mapping[str, bytes], digest: str) -> ma
         file_names=examined.inspected.file_names,
         small_files=[manifest_pb2.SmallFile(name=name, data=data) for name, data in sorted(small.items())],
         daemon_version=__version__,
+        hashes=[manifest_pb2.TensorHash(name=one.name, prefix=one.prefix, sha256=one.sha256) for one in owed],
     )
     manifest.seal_time.FromDatetime(datetime.now(timezone.utc))
     return manifest
-
-
-def executor(threads: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool of named threads."""
-    return ThreadPoolExecutor(threads, name)

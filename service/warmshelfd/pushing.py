@@ -31,7 +31,8 @@ from warmshelf.errors import (
 from warmshelf.types import Artifact, ArtifactKind, ArtifactSpec, Source, check_id
 from warmshelfd import failpoints
 from warmshelfd.domain.catalog import Entry
-from warmshelfd.loading import Loader, executor
+from warmshelfd.loading import Loader
+from warmshelfd.pools import executor
 from warmshelfd.pushes import Chunk, Push, PushBook, PushLimits, check_chunk, check_whole, not_found
 from warmshelfd.registering import RegisterOptions
 from warmshelfd.running import run_stoppable, run_to_the_end

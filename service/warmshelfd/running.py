@@ -17,10 +17,12 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-async def run_stoppable(threads: Executor, function: Callable[[Callable[[], bool]], T]) -> T:
+async def run_stoppable(
+    threads: Executor, function: Callable[[Callable[[], bool]], T], on_stop: Callable[[], None] | None = None
+) -> T:
     """Run something blocking in a thread; if cancelled, tell it to stop and wait until it has.
 
-    ``function`` gets a predicate to ask often whether it is to stop.
+    ``function`` gets a predicate to ask often whether it is to stop; ``on_stop`` ends what it waits for.
     """
     stop = threading.Event()
     work = threads.submit(function, stop.is_set)
@@ -29,6 +31,8 @@ async def run_stoppable(threads: Executor, function: Callable[[Callable[[], bool
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         stop.set()
+        if on_stop is not None:
+            on_stop()
         if not work.cancel():  # it had begun
             await asyncio.wait([future])
         if not future.cancelled() and future.done():

@@ -26,6 +26,7 @@ from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_s
 from warmshelfd.pushes import PushLimits
 from warmshelfd.registry.open import sqlite_path
 from warmshelfd.sources.file_uri import parse_path
+from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.settings import SourceSettings, check_prefix
 
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
@@ -36,6 +37,7 @@ CHUNK_HEAD_BYTES = 1 << 10
 """Room in a message for what a pushed chunk has beside its data; it takes some 70 bytes."""
 
 _FORMAT = FormatLimits()
+_TIME = TimeLimits()
 
 
 def _check_chunk(size: int) -> int:
@@ -168,14 +170,32 @@ class Settings(BaseSettings):
     stuck_seconds: Seconds = 10.0
     """`/livez` fails once the event loop has not turned for so long, which is far above what any step on it takes."""
 
+    # --- limits: remote sources; reasons in TimeLimits and RetryLimits ------
+
+    source_connect_seconds: Seconds = _TIME.connect_seconds
+    """How long a server may take to accept a connection."""
+    source_answer_seconds: Seconds = _TIME.answer_seconds
+    """How long it may take from a request to the head of its answer, the TLS handshake included."""
+    source_stall_seconds: Seconds = _TIME.stall_seconds
+    """Longest silence within an answer."""
+    source_bytes_per_second_min: Size = _TIME.bytes_per_second_min
+    """What an answer must bring on average."""
+    source_retry_seconds: Seconds = _TIME.retry.total_seconds
+    """How long a read that fails is tried again, in all."""
+    source_attempts_max: Count = _TIME.retry.attempts_max
+    """How often it is tried."""
+
     # --- limits: loads ------------------------------------------------------
 
     load_threads: Count = 4
-    """Bases that load at once; two threads reach the memory's speed, more wait for slow sources."""
+    """Bases that load at once from one server, or from this node's files; two threads reach the memory's speed, more
+    wait for slow sources."""
     adapter_load_threads: Count = 8
-    """Adapters that load at once, never behind a base."""
+    """Adapters that load at once from one server, or from this node's files, never behind a base."""
     read_threads: Count = 4
     """Parallel reads of one base's load."""
+    source_read_threads: Count = 8
+    """Parallel reads of one load from S3 or a hub, each of some MiB: one alone is as slow as one connection is."""
     reserve_bytes: Size = 512 << 20
     """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
     With the budget it must fit into the cgroup's limit."""
@@ -215,6 +235,12 @@ class Settings(BaseSettings):
     """Longest file kept whole beside the tensors."""
     format_small_files_bytes_max: Size = _FORMAT.small_files_bytes_max
     """All of those together."""
+    format_box_bytes_max: Size = _FORMAT.box_bytes_max
+    """Longest run of encrypted bytes under one MAC; each reading thread holds one, and 4 MiB besides."""
+    format_argon2_memory_bytes_max: Size = _FORMAT.argon2_memory_bytes_max
+    """Memory for deriving a key from a passphrase, out of the reserve; tensorizer's "sensitive" takes 1GiB."""
+    format_argon2_passes_max: Count = _FORMAT.argon2_passes_max
+    """Passes over that memory."""
 
     @classmethod
     def settings_customise_sources(

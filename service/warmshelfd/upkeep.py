@@ -13,13 +13,15 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from warmshelf.errors import InvalidConfig, SpecMismatch, WarmshelfError
-from warmshelf.types import ArtifactState
+from warmshelf.types import ArtifactState, Source
+from warmshelfd.domain.catalog import Entry
 from warmshelfd.domain.declaration import NOTHING, Declaration, Declared, parse_declaration
 from warmshelfd.leasing import Leasing
 from warmshelfd.registering import RegisterOptions
+from warmshelfd.running import log_failure, stop
 from warmshelfd.shelf import Shelf
 from warmshelfd.turns import Priority
 
@@ -60,8 +62,17 @@ def read_declaration(path: str) -> Declaration:
 class Upkeep:
     """The daemon's own work. Runs on the event loop."""
 
-    def __init__(self, shelf: Shelf, leasing: Leasing, *, declare: str | None, follow_seconds: float) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        leasing: Leasing,
+        *,
+        declare: str | None,
+        follow_seconds: float,
+        place: Callable[[Source], str],
+    ) -> None:
         self._shelf = shelf
+        self._place = place
         self._leasing = leasing
         self._path = declare
         self._follow_seconds = follow_seconds
@@ -136,17 +147,38 @@ class Upkeep:
 
     async def follow(self) -> None:
         """Look at the sources of followed artifacts now and then, for as long as the daemon runs."""
-        while True:
-            await asyncio.sleep(self._follow_seconds)
-            for entry in [entry for entry in self._shelf.catalog if entry.follow]:
-                was_ready, generation = entry.state is ArtifactState.READY, entry.generation
-                try:
-                    await self._shelf.register(entry.artifact_id, entry.spec, RegisterOptions(follow=True))
-                    if was_ready and entry.generation != generation:  # who acquires next finds the new bytes there
-                        async for _ in self._leasing.progress(entry.artifact_id, None, Priority.PRELOAD):
-                            pass
-                except WarmshelfError as error:
-                    _log.warning("followed artifact %s: %s", entry.artifact_id, error)
+        rounds: dict[str, asyncio.Task[None]] = {}  # by place: one that hangs delays no other
+        try:
+            while True:
+                await asyncio.sleep(self._follow_seconds)
+                for place, entries in self._followed().items():
+                    if place not in rounds or rounds[place].done():
+                        rounds[place] = asyncio.create_task(self._look_again(entries))
+                        rounds[place].add_done_callback(log_failure)
+        finally:
+            for one in rounds.values():
+                await stop(one)
+
+    def _followed(self) -> dict[str, list[Entry]]:
+        """Return the followed artifacts by the place of their sources."""
+        followed: dict[str, list[Entry]] = {}
+        for entry in self._shelf.catalog:
+            if entry.follow:
+                followed.setdefault(self._place(entry.spec.source), []).append(entry)
+        return followed
+
+    async def _look_again(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if self._shelf.catalog.find(entry.artifact_id) is not entry or not entry.follow:
+                continue  # changed by somebody meanwhile
+            was_ready, generation = entry.state is ArtifactState.READY, entry.generation
+            try:
+                await self._shelf.register(entry.artifact_id, entry.spec, RegisterOptions(follow=True))
+                if was_ready and entry.generation != generation:  # who acquires next finds the new bytes there
+                    async for _ in self._leasing.progress(entry.artifact_id, None, Priority.PRELOAD):
+                        pass
+            except WarmshelfError as error:
+                _log.warning("followed artifact %s: %s", entry.artifact_id, error)
 
 
 def _look(path: str | None) -> tuple[int, int, int] | None:

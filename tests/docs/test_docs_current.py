@@ -91,7 +91,7 @@ def limits() -> str:
     """Return every limit that is a setting, but those of formats, which have a page of their own."""
     lines = ["| limit | default | why |", "|---|---:|---|"]
     for name, field in config.Settings.model_fields.items():
-        if name.endswith(("_max", "_bytes", "_seconds", "_threads")) and not name.startswith("format_"):
+        if name.endswith(("_max", "_min", "_bytes", "_seconds", "_threads")) and not name.startswith("format_"):
             lines.append(
                 f"| `{name}` | {_amount(name, field.default)} | {' '.join((field.description or '').split())} |"
             )

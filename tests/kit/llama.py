@@ -14,6 +14,8 @@ import torch
 import transformers
 
 VOCABULARY, WIDTH, LAYER_COUNT = 32, 16, 3
+torch.set_num_threads(1)  # more would only wait for each other at this size
+
 TOKENS = torch.tensor([[1, 5, 9, 2, 17, 4, 30, 3]])
 
 

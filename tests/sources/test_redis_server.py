@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,10 @@ from kit.redis_faults import Closes, Drips, FaultyServer, Floods, Says, Silent
 from kit.redis_server import RedisServer, TlsProxy, free_port, redis_server
 from warmshelf import errors
 from warmshelf.redis_store import StoreAccess, write_directory
+from warmshelfd.formats.base import FormatLimits
+from warmshelfd.formats.tensorizer_pieces import tensor_pieces
 from warmshelfd.sources.redis import RedisOpener
+from warmshelfd.sources.redis_wire import Patience
 from warmshelfd.sources.settings import SourceSettings
 
 Make = Callable[..., RedisOpener]
@@ -133,7 +138,7 @@ def test_a_user_who_may_only_read_keys_below_the_prefix_is_enough(
     with redis_server(tmp_path, password="owner", users=[READER]) as server:
         uri = write_directory(server.uri("models", db=2), "a", directory, access=StoreAccess(password="owner"))
         allowed = server.uri("models", db=2)
-        reader = settings(f"redis://127.0.0.1:{server.port}", monkeypatch, username="reader")
+        reader = settings(f"redis://{server.host}:{server.port}", monkeypatch, username="reader")
         with redis_opener(allowed, settings=[reader]).open(uri) as source:
             assert source.read("config.json", 0, 2) == b"{}"
         wrong = settings(allowed, monkeypatch, password=f"{PASSWORD}-wrong", username="reader")
@@ -204,3 +209,22 @@ def test_nothing_outside_the_allowed_prefixes_is_asked_for(place: str, server: R
 def test_a_revision_is_refused(server: RedisServer, redis_opener: Make) -> None:
     with pytest.raises(errors.InvalidSpec, match="no revisions"):
         redis_opener(server.uri("models")).open(server.uri("models/a"), "main")
+
+
+def test_a_read_that_waits_ends_soon_when_the_source_is_stopped(server: RedisServer, directory: Path) -> None:
+    """S5: neither the silence it would bear nor its retries are waited for."""
+    uri = write_directory(server.uri("models"), "a", directory)
+    patient = Patience(silence_seconds=60, work_seconds=60, retry_seconds=60)
+    opener = RedisOpener("redis", [server.uri("models")], [], partial(tensor_pieces, limits=FormatLimits()), patient)
+    assert opener.place(uri) == f"redis://{server.host}:{server.port}"
+    assert opener.place(server.uri("elsewhere/a")) == ""
+    with opener.open(uri) as source, ThreadPoolExecutor(1) as thread:
+        server.pause()
+        try:
+            reading = thread.submit(source.read, "config.json", 0, 2)
+            assert not wait([reading], 0.2).done
+            source.stop()
+            with pytest.raises(errors.LoadCancelled):
+                reading.result(10)
+        finally:
+            server.resume()

@@ -8,7 +8,10 @@ and safe to call from several threads at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+Range = tuple[str, int, int]
+"""A part of one file: its name, where it begins, how many bytes it has."""
 
 
 class OpenSource(ABC):
@@ -23,6 +26,12 @@ class OpenSource(ABC):
 
     parallel_reads_max: int | None = None
     """How many reads at once are worth it, if the source knows."""
+
+    parallel_reads_min: int = 1
+    """How many reads at once it needs to be fast, also where files get along with fewer."""
+
+    gap_bytes: int = 0
+    """How many bytes are read as soon as one more request is made; 0 where a read costs no round trip."""
 
     @abstractmethod
     def files(self) -> Mapping[str, int]:
@@ -48,6 +57,13 @@ class OpenSource(ABC):
         self.read_into(name, offset, memoryview(buffer))
         return bytes(buffer)
 
+    def expect(self, ranges: Iterable[Range]) -> None:  # noqa: B027 - most sources have no use for it
+        """Say what will be read soon; a source with round trips reads all of it at once, up to the files' ends.
+
+        Raises:
+            SourceUnavailable: it cannot be read just now.
+        """
+
     @abstractmethod
     def fingerprint(self, names: Sequence[str]) -> str:
         """Return how the named files look now; equal while none of them changes.
@@ -55,6 +71,9 @@ class OpenSource(ABC):
         Raises:
             SourceNotFound: one of them is gone.
         """
+
+    def stop(self) -> None:  # noqa: B027 - what is never waited for long need not be stopped
+        """Have reads under way, and later ones, end soon with LoadCancelled. For any thread; never waits."""
 
     @abstractmethod
     def close(self) -> None:
@@ -80,9 +99,17 @@ class SourceOpener(ABC):
             InvalidSpec: it is no URI of this scheme.
         """
 
+    def place(self, uri: str) -> str:  # noqa: ARG002 - for those that have several
+        """Return what is waited for where the URI is read, such as a server; "" for this node.
+
+        Loads from one place share threads, so that they take none from others. So there
+        may be only as many places as the operator has allowed.
+        """
+        return ""
+
     @abstractmethod
     def open(self, uri: str, revision: str = "") -> OpenSource:
-        """Open what the URI names.
+        """Open what the URI names; a remote source may look for it later, when its files are asked for.
 
         Raises:
             SourceNotAllowed: outside the allowed prefixes, whether or not it exists.

@@ -52,12 +52,17 @@ class RedisOpener(SourceOpener):
         """Return the URI with host in lower case, port and database."""
         return str(parse_redis_uri(uri))
 
+    def place(self, uri: str) -> str:
+        """Return the server that the URI is of, if it is allowed."""
+        parsed = parse_redis_uri(uri)
+        return f"{self.scheme}://{parsed.host}:{parsed.port}" if self._allows(parsed) else ""
+
     def open(self, uri: str, revision: str = "") -> OpenSource:
         """Look at what is there."""
         parsed = parse_redis_uri(uri)
         if revision:
             raise InvalidSpec(f"{parsed}: what is in Redis has no revisions", revision=revision)
-        if not any(is_below(parsed.path, prefix) for prefix in self._allowed):
+        if not self._allows(parsed):
             # Nothing here depends on what is there: that is not for the caller to know.
             raise SourceNotAllowed(f"{parsed} is outside the allowed prefixes", uri=str(parsed))
         access = Access.of(settings_for(parsed.path, self._settings))
@@ -69,6 +74,9 @@ class RedisOpener(SourceOpener):
         except BaseException:
             pool.close()
             raise
+
+    def _allows(self, uri: RedisUri) -> bool:
+        return any(is_below(uri.path, prefix) for prefix in self._allowed)
 
 
 def _seen_layout(uri: RedisUri, pool: RedisPool) -> str:

@@ -14,14 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import stamina
-
 from warmshelf.errors import InvalidConfig, SourceUnavailable
 from warmshelf.redis_uri import RedisUri
 from warmshelfd.sources.redis_wire import Command, Patience, RedisAwayError, RedisRefusedError, RedisWire
+from warmshelfd.sources.retrying import RetryLimits, TryAgain, check_stopped, retried
 from warmshelfd.sources.settings import SourceSettings, read_secret
 
 T = TypeVar("T")
+
+_WAIT_FIRST_SECONDS, _WAIT_MAX_SECONDS = 0.05, 1.0
+"""Between two tries: a server that fails over is back within seconds."""
 
 _PASSING = frozenset({"LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN"})
 """Errors of a server that soon works again."""
@@ -65,7 +67,9 @@ class RedisPool:
         self._uri = uri
         self._access = access
         self._patience = patience
-        self._lock = threading.Lock()  # guards the two below
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()  # guards the three below
+        self._busy: set[RedisWire] = set()
         self._free: list[RedisWire] = []
         self._closed = False
 
@@ -77,24 +81,16 @@ class RedisPool:
             RedisRefusedError: with code WRONGTYPE: that is for the work's owner to say.
         """
         patience = self._patience
-        try:
-            for attempt in stamina.retry_context(
-                on=_may_pass,
-                attempts=patience.attempts,
-                timeout=patience.retry_seconds,
-                wait_initial=0.05,
-                wait_max=1.0,
-                wait_jitter=0.2,
-            ):
-                with attempt:
-                    return self._once(work)
-        except RedisAwayError as error:
-            raise self._unavailable(str(error)) from None
-        except RedisRefusedError as error:
-            if error.code == "WRONGTYPE":
-                raise
-            raise self._unavailable(_meaning(error.code), error.code) from None
-        raise self._unavailable("was not asked")  # not reached: the loop returns or raises
+        limits = RetryLimits(patience.attempts, patience.retry_seconds, _WAIT_FIRST_SECONDS, _WAIT_MAX_SECONDS)
+        return retried(lambda: self._attempt(work), limits, self._stopped)
+
+    def stop(self) -> None:
+        """End what is under way soon, and begin nothing more."""
+        self._stopped.set()
+        with self._lock:
+            busy = list(self._busy)
+        for wire in busy:
+            wire.cut()
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
@@ -104,12 +100,31 @@ class RedisPool:
         for wire in free:
             wire.close()
 
+    def _attempt(self, work: Callable[[RedisWire], T]) -> T:
+        try:
+            return self._once(work)
+        except RedisAwayError as error:
+            check_stopped(self._stopped)
+            raise TryAgain(self._unavailable(str(error))) from None
+        except RedisRefusedError as error:
+            if error.code == "WRONGTYPE":
+                raise
+            refusal = self._unavailable(_meaning(error.code), error.code)
+            if error.code in _PASSING:
+                raise TryAgain(refusal) from None
+            raise refusal from None
+
     def _once(self, work: Callable[[RedisWire], T]) -> T:
         wire = self._take() or self._connect()
         try:
+            with self._lock:
+                self._busy.add(wire)
+            check_stopped(self._stopped)  # after the wire can be seen by ``stop``
             wire.allow(self._patience.work_seconds)
             result = work(wire)
         except BaseException:
+            with self._lock:
+                self._busy.discard(wire)
             wire.close()
             raise
         self._give(wire)
@@ -121,6 +136,7 @@ class RedisPool:
 
     def _give(self, wire: RedisWire) -> None:
         with self._lock:
+            self._busy.discard(wire)
             if not self._closed:
                 self._free.append(wire)
                 return
@@ -188,12 +204,6 @@ class RedisPool:
         details = {"code": code} if code else {}
         server = f"{self._uri.scheme}://{self._uri.host}:{self._uri.port}"
         return SourceUnavailable(f"{self._uri}: the server {what}", uri=str(self._uri), server=server, **details)
-
-
-def _may_pass(error: Exception) -> bool:
-    if isinstance(error, RedisRefusedError):
-        return error.code in _PASSING
-    return isinstance(error, RedisAwayError)
 
 
 def _meaning(code: str) -> str:

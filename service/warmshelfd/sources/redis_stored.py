@@ -40,6 +40,10 @@ class StoredSource(OpenSource):
             self._check_name(name)
         return f"redis:{self._look_now()}"
 
+    def stop(self) -> None:
+        """Make reads under way end soon with LoadCancelled."""
+        self._pool.stop()
+
     def close(self) -> None:
         """Close the connections."""
         self._pool.close()

@@ -11,6 +11,7 @@ and one of the arguments is the password.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import time
@@ -128,6 +129,11 @@ class RedisWire:
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._sock.close()
+
+    def cut(self) -> None:
+        """Have the thread that waits for this connection see its end. For any thread."""
+        with contextlib.suppress(OSError):  # closed already
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # TLS's own would wait, and change the object
 
     # --- replies ------------------------------------------------------------
 

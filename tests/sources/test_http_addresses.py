@@ -1,0 +1,273 @@
+"""What may be connected to: a corpus of URLs that lead inside, and listeners that none of them may reach."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from kit import web_faults as faults
+from kit.web import serving
+from kit.web_openers import QUICK, files_of, opener_for, settings
+from warmshelf.errors import InvalidConfig, InvalidSpec, SourceNotAllowed, SourceUnavailable
+from warmshelfd.sources.addresses import check_peer, connect, is_public
+
+INSIDE = [
+    "127.0.0.1",
+    "127.0.0.2",
+    "127.255.255.254",
+    "0.0.0.0",
+    "10.0.0.1",
+    "100.64.0.1",
+    "100.100.100.200",
+    "168.63.129.16",
+    "169.254.0.1",
+    "169.254.169.254",
+    "169.254.170.2",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.192",
+    "192.0.2.1",
+    "192.88.99.1",
+    "192.168.0.1",
+    "198.18.0.1",
+    "198.51.100.1",
+    "203.0.113.1",
+    "224.0.0.1",
+    "239.255.255.255",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::127.0.0.1",
+    "::ffff:127.0.0.1",
+    "::ffff:7f00:1",
+    "::ffff:169.254.169.254",
+    "::ffff:0:127.0.0.1",
+    "64:ff9b::127.0.0.1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::7f00:1",
+    "100::1",
+    "2001::1",
+    "2001:db8::1",
+    "2002:7f00:1::",
+    "2002:a9fe:a9fe::1",
+    "3fff::1",
+    "5f00::1",
+    "fc00::1",
+    "fd00:ec2::254",
+    "fd20:ce::254",
+    "fe80::1",
+    "fec0::1",
+    "ff02::1",
+]
+PUBLIC = ["1.1.1.1", "8.8.8.8", "100.63.255.255", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "2a00:1450::1"]
+PUBLIC += ["::ffff:8.8.8.8", "64:ff9b::808:808"]
+
+# How the loopback or a metadata service is spelled to get past a check of the text.
+SPELLED = [
+    "127.1",
+    "127.0.1",
+    "127.0.0.1.",
+    "0127.0.0.1",
+    "0177.0.0.1",
+    "0x7f.0.0.1",
+    "0x7f.1",
+    "0x7f000001",
+    "017700000001",
+    "2130706433",
+    "4294967297",
+    "0",
+    "0.0",
+    "00000000.0.0.1",
+    "127.000.000.001",
+    "127.0.0.1%00",
+    "127.0.0.1%2f",
+    "127.0.0.1%23",
+    "%31%32%37.0.0.1",
+    "169.254.43518",
+    "2852039166",
+    "0xa9fea9fe",
+    "0251.0376.0251.0376",
+    "①②⑦.⓪.⓪.①",
+    "127。0。0。1",
+    "localhost",
+    "localhost.",
+    "LOCALHOST",
+    "localhost.localdomain",
+    "ip6-localhost",
+    "ⓛocalhost",
+    "[::1%25lo]",
+    "[::1%lo]",
+    "[0:0:0:0:0:0:0:1]",
+    "[0000::1]",
+    "[::ffff:0x7f.0.0.1]",
+    "[127.0.0.1]",
+    "::1",
+    "metadata.google.internal",
+    "allowed.example@127.0.0.1",
+    "allowed.example:80@127.0.0.1",
+    "allowed.example%40127.0.0.1",
+    "127.0.0.1#@allowed.example",
+    "127.0.0.1?@allowed.example",
+    "127.0.0.1\\@allowed.example",
+    "127.0.0.1/@allowed.example",
+    "allowed.example\\.127.0.0.1",
+    "allowed.example\t@127.0.0.1",
+    "allowed.example\n@127.0.0.1",
+    "allowed.example 127.0.0.1",
+    "allowed.example.127.0.0.1.invalid",
+    "127.0.0.1.allowed.invalid",
+    "allowed.example.",
+    "allowed.ex\u0430mple",
+]
+
+Trip = tuple[int, list[socket.socket]]
+
+
+@pytest.fixture(scope="module")
+def trip() -> Iterator[Trip]:
+    """Listeners on every address of the loopback, on one port; they must never be reached."""
+    with socket.create_server(("", 0)) as four:
+        port = four.getsockname()[1]
+        listeners = [four]
+        if socket.has_dualstack_ipv6():
+            six = socket.create_server(("::", port), family=socket.AF_INET6)
+            listeners.append(six)
+        for one in listeners:
+            one.setblocking(False)
+        yield port, listeners
+        for one in listeners[1:]:
+            one.close()
+
+
+def assert_untouched(trip: Trip) -> None:
+    for listener in trip[1]:
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def corpus(port: int) -> list[str]:
+    hosts = [*map(bracketed, INSIDE), *SPELLED]
+    urls = [f"{scheme}://{host}:{port}/m/w.tensors" for scheme, host in itertools.product(("http", "https"), hosts)]
+    urls += [f"{scheme}://127.0.0.1:{port}/" for scheme in ("ftp", "file", "gopher", "dict", "ldap", "jar", "unix")]
+    urls += [f"http:127.0.0.1:{port}/", f"http:/127.0.0.1:{port}/", f"http:///127.0.0.1:{port}/", f"//127.0.0.1:{port}"]
+    urls += [f"http://127.0.0.1:{port}/{path}" for path in ("m/../x", "m/%2e%2e/x", "%6d/..;/x", "m//x", "m\\..\\x")]
+    return urls
+
+
+def test_the_listeners_would_notice(trip: Trip) -> None:
+    for host in ("127.0.0.1", "localhost"):
+        place = f"http://{host}:{trip[0]}"
+        with pytest.raises(SourceUnavailable):
+            files_of(opener_for([place], [settings(place)], QUICK), f"{place}/w.tensors")
+        count = 0
+        for listener in trip[1]:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    listener.accept()[0].close()
+                    count += 1
+        assert count > 0
+
+
+def test_which_addresses_are_public() -> None:
+    assert [address for address in INSIDE if is_public(address)] == []
+    assert [address for address in PUBLIC if not is_public(address)] == []
+
+
+def test_no_url_that_leads_inside_is_connected_to_when_another_server_is_allowed(trip: Trip) -> None:
+    """T19, T20, G12: 200 URLs, none of them reaches a listener."""
+    urls = corpus(trip[0])
+    assert len(set(urls)) >= 200
+    opener = opener_for(["http://allowed.example/m", "https://allowed.example/m"], (), QUICK)
+    for url in urls:
+        with pytest.raises((InvalidSpec, SourceNotAllowed, KeyError)):
+            opener.open(url)
+    assert_untouched(trip)
+
+
+def test_no_address_inside_is_connected_to_although_its_url_is_allowed(trip: Trip) -> None:
+    """T19: the text is allowed, the address is not."""
+    refused = 0
+    for url in corpus(trip[0]):
+        scheme, _, rest = url.partition("://")
+        try:
+            source = opener_for([f"{scheme}://{rest.partition('/')[0]}"], (), QUICK).open(url)
+        except (ValueError, InvalidConfig, InvalidSpec, KeyError):  # the text alone is refused
+            continue
+        with source, pytest.raises((SourceNotAllowed, SourceUnavailable)):  # unavailable: a name that leads nowhere
+            source.files()
+        refused += 1
+    assert refused >= 90
+    assert_untouched(trip)
+
+
+def test_no_redirect_leads_inside(trip: Trip) -> None:
+    """S11, T19: from a server that may be read to every URL of the corpus."""
+    with serving() as web:
+        web.put("/m", {"w.tensors": b"x"})
+        for location in corpus(trip[0]):
+            if not location.isascii() or not location.isprintable():
+                continue
+            web.faults[:] = [faults.Redirect("*", to=lambda path, location=location: location)]  # type: ignore[misc]
+            opener = opener_for([web.url], [settings(web.url)], QUICK)
+            with pytest.raises((SourceNotAllowed, SourceUnavailable)):
+                files_of(opener, f"{web.url}/m/w.tensors")
+    assert_untouched(trip)
+
+
+def test_an_allowed_prefix_that_redirects_inside_another_is_judged_by_that_ones_settings(trip: Trip) -> None:
+    with serving() as web:
+        inside = f"http://localhost:{trip[0]}"
+        web.faults.append(faults.Redirect("*", to=lambda path: inside + path))
+        opener = opener_for([web.url, inside], [settings(web.url)], QUICK)
+        with (
+            opener.open(f"{web.url}/m/w.tensors") as source,
+            pytest.raises(SourceNotAllowed, match="no public address"),
+        ):
+            source.files()
+    assert_untouched(trip)
+
+
+def test_a_name_that_leads_inside_is_refused_before_it_is_connected_to(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S12: a name is looked up once, and what it led to then is what is connected to."""
+    lookups = []
+
+    def look_up(host: str, port: int, **_: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        lookups.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (inside, port)) for inside in ("127.0.0.1", "10.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    url = f"http://rebound.example:{trip[0]}"
+    with pytest.raises(SourceNotAllowed, match="no public address") as refused:
+        files_of(opener_for([url], (), QUICK), f"{url}/w.tensors")
+    assert lookups == ["rebound.example"]
+    assert "127.0.0.1" not in str(refused.value)
+    assert_untouched(trip)
+
+
+def test_what_a_socket_turns_out_to_be_connected_to_is_judged_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        made = connect("127.0.0.1", port, allow_private=True, timeout_seconds=2, note=lambda sock: None)
+        with made, pytest.raises(SourceNotAllowed):
+            check_peer(made, "public.example", allow_private=False)
+
+
+def test_proxies_of_the_environment_are_not_used(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{trip[0]}")
+    with serving() as web:
+        web.put("/m", {"w.tensors": b"x"})
+        with opener_for([web.url], [settings(web.url)]).open(f"{web.url}/m/w.tensors") as source:
+            assert source.files() == {"w.tensors": 1}
+    assert_untouched(trip)
