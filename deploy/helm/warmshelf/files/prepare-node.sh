@@ -28,7 +28,8 @@ prepare() { # SIZE_BYTES UID GID OPTIONS CONTEXT
   install -d -m 0755 "$root/memory" "$root/workers"
   install -d -m 0700 -o "$2" -g "$3" "$root/state"
   if is_mounted "$root/memory"; then
-    mount -o "remount,size=$1" "$root/memory" # another budget; what is in it stays
+    # Another budget; what is in it stays. The kernel refuses less than is in it: the daemon keeps to its budget anyhow.
+    mount -o "remount,size=$1" "$root/memory" || echo "the tmpfs holds more than $1 bytes: it keeps its size" >&2
   else
     mount_memory "$@"
   fi

@@ -52,30 +52,31 @@ livenessProbe:
   timeoutSeconds: 5
   failureThreshold: 6
 resources:
-{{- include "warmshelf.resources" . | indent 2 }}
+{{ include "warmshelf.resources" . | trim | indent 2 }}
 securityContext:
 {{ include "warmshelf.containerSecurity" . | indent 2 }}
+{{- if .Values.ipcLock }}
+    add: [IPC_LOCK]
+{{- end }}
 {{- end }}
 
 {{- define "warmshelf.arenaDirectory" -}}
 {{- ternary "/run/warmshelf-huge/arena" "/run/warmshelf/arena" (eq .Values.arena.medium "HugePages-2Mi") -}}
 {{- end }}
 
+{{- /* `capabilities` stays last: the daemon may add one. */ -}}
 {{- define "warmshelf.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 {{ include "warmshelf.runAs" . }}
-capabilities:
-  drop: [ALL]
-{{- if .Values.ipcLock }}
-  add: [IPC_LOCK]
-{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- with .Values.seLinuxLevel }}
 seLinuxOptions:
   level: {{ . }}
 {{- end }}
+capabilities:
+  drop: [ALL]
 {{- end }}
 
 {{- define "warmshelf.runAs" -}}
