@@ -26,12 +26,16 @@ EXPOSURE_MAX = 20
 def units(tmp_path: Path) -> list[str]:
     """The units as they are, but for the place of the program."""
     for path in UNITS.iterdir():
-        (tmp_path / path.name).write_text(re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={sys.executable}", path.read_text()))
+        (tmp_path / path.name).write_text(
+            re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={sys.executable}", path.read_text())
+        )
     return [str(tmp_path / path.name) for path in UNITS.iterdir()]
 
 
 def test_systemd_understands_the_units(units: list[str]) -> None:
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

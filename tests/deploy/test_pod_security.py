@@ -6,7 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from kit.chart import EVERYTHING, HUGE, LOCKED, NODE, PREPARED, SIDECAR, WATCHED, Manifest, containers, daemon_of, pods, render
+from kit.chart import (
+    EVERYTHING,
+    HUGE,
+    LOCKED,
+    NODE,
+    PREPARED,
+    SIDECAR,
+    WATCHED,
+    Manifest,
+    containers,
+    daemon_of,
+    pods,
+    render,
+)
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 

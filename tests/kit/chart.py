@@ -91,7 +91,9 @@ def _render(values_json: str, chart: Path) -> list[Manifest]:
 
 def find(manifests: list[Manifest], kind: str, name: str = "") -> Manifest:
     """Return the one manifest of a kind, and of a name if one is given."""
-    found = [one for one in manifests if one["kind"] == kind and one["metadata"]["name"] == (name or one["metadata"]["name"])]
+    found = [
+        one for one in manifests if one["kind"] == kind and one["metadata"]["name"] == (name or one["metadata"]["name"])
+    ]
     assert len(found) == 1, f"{len(found)} manifests of kind {kind} {name}"
     return found[0]
 
