@@ -29,11 +29,11 @@ RUN /opt/tools/bin/python -m pip wheel --no-cache-dir --no-deps --wheel-dir /whe
  && /opt/warmshelf/bin/python -m pip uninstall --yes pip setuptools
 
 
-# The client in a worker's image. It keeps the base's user, entry point and
-# libraries: those of its dependencies that it has already stay as they are.
+# The client in a worker's image, which keeps its entry point, and those libraries
+# that are new enough. Workers run as the daemon's user: its socket is for that one.
 FROM ${WORKER_BASE} AS worker
 
-ARG WORKER_USER=1000
+ARG WORKER_USER=10001
 ARG WORKER_EXTRAS=cli
 LABEL org.opencontainers.image.title="warmshelf worker" \
       org.opencontainers.image.licenses="Apache-2.0"

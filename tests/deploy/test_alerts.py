@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import promql_parser
+import pytest
 import yaml
 
 from kit.chart import CHART, ROOT
@@ -30,3 +32,10 @@ def test_every_alert_says_what_it_means_and_how_bad_it_is() -> None:
     for rule in RULES:
         assert rule["labels"]["severity"] in {"critical", "warning"}
         assert {"summary", "description"} <= rule["annotations"].keys()
+
+
+def test_every_expression_is_promql() -> None:
+    for rule in RULES:
+        promql_parser.parse(rule["expr"])
+    with pytest.raises(ValueError, match="unclosed"):
+        promql_parser.parse("sum by (instance warmshelf_loads")

@@ -185,7 +185,7 @@ def test_a_chart_of_yours_includes_the_sidecar(tmp_path: Path) -> None:
     (mine / "Chart.yaml").write_text(yaml.safe_dump({"apiVersion": "v2", "name": "mine", "version": "1.0.0"}))
     (mine / "values.yaml").write_text(yaml.safe_dump({"warmshelf": {"mode": "sidecar", "arena": {"budget": "2Gi"}}}))
     guide = (CHART.parents[2] / "docs" / "kubernetes.md").read_text()
-    template = textwrap.dedent(guide.split("<!-- begin: sidecar -->")[1].split("```yaml\n")[1].split("```")[0])
+    template = textwrap.dedent(guide.split("<!-- tested: sidecar -->")[1].split("```yaml\n")[1].split("```")[0])
     (mine / "templates" / "pod.yaml").write_text(template)
     pod = dict(pods(render({}, mine)))["engine"]
     assert "--budget=2GiB" in daemon_of(pod)["args"]

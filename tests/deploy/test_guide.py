@@ -15,7 +15,7 @@ GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
 
 def block(name: str) -> Any:
     """Return the YAML between two marks of the guide."""
-    text = GUIDE.split(f"<!-- begin: {name} -->")[1].split(f"<!-- end: {name} -->")[0]
+    text = GUIDE.split(f"<!-- tested: {name} -->")[1].split("<!-- tested until here -->")[0]
     return yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
 
 
