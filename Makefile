@@ -12,7 +12,7 @@ ARGS ?=
 MAKEFLAGS += --no-print-directory
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 install: .venv/.installed ## Set up .venv (once, and again when what it is made from changes)
 
