@@ -238,6 +238,14 @@ class SpoolUnavailable(WarmshelfError):
     retryable = True
 
 
+class BankFull(WarmshelfError):
+    """Every slot of the worker's adapter bank is in use. Wait for one, or give the bank more."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    fault = Fault.CALLER
+    retryable = True
+
+
 class PinningFailed(WarmshelfError):
     """Page-locking is required and was refused."""
 

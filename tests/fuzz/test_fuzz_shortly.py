@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fuzz.oracle import MEMORY_BYTES, Oracle, TookTooMuch
 SECONDS = 2
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="atheris has no wheel for Python 3.10")
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_is_found_in_some_seconds(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fuzz(name, SECONDS, tmp_path / "corpus", str(tmp_path)), capsys.readouterr().out
