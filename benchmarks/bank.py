@@ -24,7 +24,7 @@ from benchmarks.report import Row, faster
 from examples.demo_model import model_directory
 
 ROW_COUNT, ADAPTER_COUNT, RANK = 32, 8, 16
-PROMPT_TOKENS, STEP_COUNT = 32, 4
+PROMPT_TOKENS, STEP_COUNT = 8, 4
 WARM_STEP_COUNT = 2
 
 PEFT_RATIO_AIM = 3.0
