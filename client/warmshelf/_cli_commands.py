@@ -10,7 +10,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from warmshelf import _cli_bench
+from warmshelf import _cli_bench, _cli_prepare
 from warmshelf import _cli_render as render
 from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.client import Shelf, connect
@@ -231,6 +231,20 @@ def export(
             render.message(artifact_to_proto(artifact))
         else:
             typer.echo(f"exported {artifact_id}, generation {artifact.generation}, to {out}")
+
+
+@app.command("prepare-model")
+def prepare_model(
+    context: typer.Context,
+    artifact_id: Id,
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Must be empty, or prepared before.")],
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Lay out a base's config and tokenizer files, for engines that want a directory; it gets no weights."""
+    with _daemon(context, address) as shelf:
+        marker = _cli_prepare.run(shelf, artifact_id, directory)
+        _cli_prepare.show(marker, directory, _output(context, output))
 
 
 @app.command()
