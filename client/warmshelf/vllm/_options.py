@@ -16,7 +16,7 @@ from typing import Any
 from warmshelf.client import CALL_TIMEOUT_SECONDS, LOAD_TIMEOUT_SECONDS, Shelf, connect
 from warmshelf.errors import DaemonUnreachable, InvalidRequest
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = CALL_TIMEOUT_SECONDS
 """How long a starting engine waits for a daemon: a sidecar starts beside it, not before it."""
 
 _PAUSE_SECONDS = 0.2
@@ -71,9 +71,13 @@ def _is_a(value: Any, wanted: type) -> bool:
     return isinstance(value, wanted)
 
 
-@cache  # few: one for each address that somebody wrote down
 def shelf_at(address: str = "", arena: str = "", timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> Shelf:
     """Return the shelf of this process and of what it forks, not connected yet."""
+    return _shelf(address, arena, float(timeout_seconds))
+
+
+@cache  # few: one for each address that somebody wrote down
+def _shelf(address: str, arena: str, timeout_seconds: float) -> Shelf:
     return connect(address or None, arena=arena or None, timeout=timeout_seconds)
 
 

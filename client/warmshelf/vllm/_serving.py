@@ -52,8 +52,8 @@ class _Answer:
 class Given:
     """The answers given. ``_lock`` guards all of it; nothing slow is done under it.
 
-    ``_answers`` is by the name that was asked for. ``_told`` has the last generation told of each ID that
-    somebody asked for, ``_complete`` which of them were told since a snapshot began.
+    ``_answers`` is by the name that was asked for. ``_told`` has the generation told of each ID since somebody
+    asked for it last, None before it is told. ``_snapshot`` has the IDs of a snapshot that is under way.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Given:
     def expect(self, artifact_id: str, shelf: Shelf) -> None:
         """Begin to notice changes of an ID. Called before its generation is asked for."""
         with self._lock:
-            self._told.setdefault(artifact_id, None)
+            self._told[artifact_id] = None
             begins = self._watching_pid != os.getpid()
             self._watching_pid = os.getpid()
         if begins:
@@ -96,29 +96,28 @@ class Given:
 
     def _learn(self, change: Change) -> bool:
         """Take over what a change tells; say whether it is news of an ID that somebody asked for."""
-        before = dict(self._told) if change.kind is ChangeKind.COMPLETE else {}
-        match change.kind:
-            case ChangeKind.STARTED_OVER:
-                self._snapshot = set()
-            case ChangeKind.COMPLETE if self._snapshot is not None:
-                missed = self._told.keys() - self._snapshot
-                self._told.update(dict.fromkeys(missed, _GONE))
-                self._snapshot = None
-                return self._told != before
-            case _ if change.artifact_id in self._told:
-                generation = change.artifact.generation if change.artifact else _GONE
-                if self._snapshot is not None:
-                    self._snapshot.add(change.artifact_id)
-                is_news = self._told[change.artifact_id] != generation
-                self._told[change.artifact_id] = generation
-                return is_news
-        return False
+        if change.kind is ChangeKind.STARTED_OVER:
+            self._snapshot = set()
+            return False
+        if change.kind is ChangeKind.COMPLETE:
+            missed = self._told.keys() - self._snapshot if self._snapshot is not None else set()
+            self._told.update(dict.fromkeys(missed, _GONE))
+            self._snapshot = None
+            return bool(missed)
+        if self._snapshot is not None:
+            self._snapshot.add(change.artifact_id)
+        generation = change.artifact.generation if change.artifact else _GONE
+        is_news = change.artifact_id in self._told and self._told[change.artifact_id] != generation
+        if is_news:
+            self._told[change.artifact_id] = generation
+        return is_news
 
     def _wrong(self) -> list[tuple[str, _Answer]]:
         return [(asked, answer) for asked, answer in self._answers.items() if self._is_wrong(answer)]
 
     def _is_wrong(self, answer: _Answer) -> bool:
-        return self._told.get(answer.name.artifact_id) not in {None, answer.name.generation}
+        told = self._told.get(answer.name.artifact_id)
+        return told is not None and (told == _GONE or told > answer.name.generation)
 
     def _drop(self, asked: str, answer: _Answer) -> None:
         """Make the server forget, unless it has been given something newer. On its event loop."""

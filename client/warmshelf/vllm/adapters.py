@@ -28,15 +28,14 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
 
 import warmshelf.torch
-from warmshelf.client import Shelf
 from warmshelf.errors import ArtifactNotFound, BaseMismatch, DigestMismatch, Internal
 from warmshelf.lease import Lease
 from warmshelf.vllm._names import AdapterName, parse_path
 from warmshelf.vllm._options import shelf_at
 
 ADAPTER_SECONDS = 300.0
-"""How long a worker waits for an adapter. The engine stands still meanwhile, but what fails here while
-requests run ends the engine, so a daemon that restarts is waited for."""
+"""How long a worker waits for an adapter that has been evicted. The engine stands still meanwhile, but what
+fails here while requests run ends the engine."""
 
 HONOURED_FEATURES = ("alpha_pattern", "embedding", "rank_pattern", "rslora")
 """What vLLM 0.32 and 0.33 compute beyond plain LoRA."""
@@ -148,7 +147,7 @@ def _reading_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
 def _config(name: AdapterName) -> dict[str, Any]:
     """Return an adapter's config without moving any of its tensors."""
     try:
-        artifact = _shelf().get(name.artifact_id)
+        artifact = shelf_at().get(name.artifact_id)
     except ArtifactNotFound as error:
         raise FileNotFoundError(str(error)) from error  # which vLLM answers with 404
     if artifact.digest != name.digest:
@@ -165,13 +164,9 @@ def _config(name: AdapterName) -> dict[str, Any]:
     return config
 
 
-def _shelf() -> Shelf:
-    return shelf_at(timeout_seconds=ADAPTER_SECONDS)
-
-
 def _acquire(name: AdapterName) -> Lease:
     try:
-        return _shelf().acquire(
+        return shelf_at().acquire(
             name.artifact_id, timeout=ADAPTER_SECONDS, expected_digest=name.digest, features=HONOURED_FEATURES
         )
     except ArtifactNotFound as error:

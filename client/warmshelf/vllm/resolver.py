@@ -197,7 +197,7 @@ def _answer(error: WarmshelfError) -> Exception:
         if may_pass
         else VLLMValidationError(str(error), parameter="model")
     )
-    return answer  # noqa: RET504 - vLLM's classes have no types here
+    return answer
 
 
 async def in_thread(function: Callable[[], T]) -> T:
