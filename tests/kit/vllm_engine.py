@@ -8,8 +8,9 @@ answers each with a line of JSON: ``{"ok": ...}`` or ``{"error": ...}``.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
-import logging
 import os
 import sys
 import time
@@ -34,22 +35,11 @@ class OtherSignature:
         PEFTHelper.from_local_dir = classmethod(from_local_dir)
 
 
-class Records(logging.Handler):
-    """Keeps what the plugin logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[list[str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.kept.append([record.levelname, record.getMessage()])
-
-
 class Engine:
     def __init__(self) -> None:
         self.llm: Any = None
+        self.second: Any = None
         self.asked: dict[str, Any] = {}
-        self.records = Records()
 
     def modules_after_import(self) -> list[str]:
         """What importing the plugin brings."""
@@ -59,10 +49,11 @@ class Engine:
 
     def register_twice(self) -> list[Any]:
         """Register, as vLLM does in each process; say what was done, and whether gRPC was used."""
-        import warmshelf.vllm
         from vllm.lora.lora_model import LoRAModel
         from vllm.lora.resolver import LoRAResolverRegistry
         from vllm.model_executor.model_loader import get_model_loader
+
+        import warmshelf.vllm
         from warmshelf import _channel
 
         seen = []
@@ -74,14 +65,6 @@ class Engine:
 
     def put(self, fault: str) -> None:
         globals()[fault].put()
-
-    def listen(self) -> None:
-        """Keep what the plugin logs. Importing vLLM takes such handlers off, so it comes first."""
-        import vllm  # noqa: F401 - sets up its loggers
-
-        logger = logging.getLogger("vllm.warmshelf")
-        logger.addHandler(self.records)
-        logger.setLevel(logging.INFO)
 
     def get_in_a_fork(self, adapter: str) -> list[str]:
         """Ask for an adapter in a child of this process, which has not called yet, then here."""
@@ -137,7 +120,12 @@ class Engine:
         began = time.perf_counter()
         self.llm.llm_engine.add_lora(request)
         seconds = time.perf_counter() - began
-        return {"name": request.lora_name, "path": request.lora_path, "seconds": seconds, "tokens": self._answer(request)}
+        return {
+            "name": request.lora_name,
+            "path": request.lora_path,
+            "seconds": seconds,
+            "tokens": self._answer(request),
+        }
 
     def numbers(self, adapters: list[str]) -> list[int]:
         return [self._request(adapter, "").lora_int_id for adapter in adapters]
@@ -151,20 +139,40 @@ class Engine:
         self.llm.apply_model(lambda model: [part.data.zero_() for part in model.parameters()] and None)
         self.llm.reset_prefix_cache()
 
-    def load(self, directory: str, **extra: Any) -> None:
-        """Load weights into the model that is there, with other options."""
+    def load(self, directory: str, load_format: str = "warmshelf", **extra: Any) -> str:
+        """Load weights, with other options, into a second model that is zero; return a digest of its parameters."""
+        import torch
+        from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader import get_model_loader
 
-        loader = get_model_loader(_load_config("warmshelf", extra))
-        config = self.llm.llm_engine.model_config
-        config.model, kept = directory, config.model
-        try:
-            self.llm.apply_model(lambda model: loader.load_weights(model, config))
-        finally:
-            config.model = kept
+        model = self._second_model()
+        for part in model.parameters():
+            part.data.zero_()
+        whole_config = self.llm.llm_engine.vllm_config
+        config = copy.copy(whole_config.model_config)
+        config.model = directory
+        with set_current_vllm_config(whole_config):
+            get_model_loader(_load_config(load_format, extra)).load_weights(model, config)
+        whole = hashlib.sha256()
+        for name, part in sorted(model.named_parameters()):
+            whole.update(name.encode())
+            whole.update(part.data.contiguous().view(-1).view(torch.uint8).numpy())
+        return whole.hexdigest()
 
-    def log(self) -> list[list[str]]:
-        return self.records.kept
+    def _second_model(self) -> Any:
+        """Return a model of the same shape as vLLM makes it: what it serves with is packed, and no longer loadable."""
+        import torch
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader import get_model_loader
+        from vllm.utils.torch_utils import set_default_torch_dtype
+
+        if self.second is None:
+            config = self.llm.llm_engine.vllm_config
+            loader = get_model_loader(_load_config("auto"))
+            dtype = config.model_config.dtype
+            with set_current_vllm_config(config), set_default_torch_dtype(dtype), torch.device("cpu"):
+                self.second = loader.create_model(config, config.model_config, prefix="second")
+        return self.second
 
     def mapped(self, arena: str) -> int:
         """How many segments of the arena this process maps."""
@@ -173,6 +181,7 @@ class Engine:
 
     def _request(self, adapter: str, path: str) -> Any:
         from vllm.lora.request import LoRARequest
+
         from warmshelf.vllm import lora_request
 
         if path:

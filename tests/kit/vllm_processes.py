@@ -99,6 +99,10 @@ class EngineProcess:
             raise EngineFailed(answer["error"])
         return answer["ok"]
 
+    def lines_with(self, text: str) -> list[str]:
+        """Return the lines of its log that have a text in them."""
+        return [line for line in self._log.read_text().splitlines() if text in line]
+
     def end(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self.process.communicate(timeout=30)
@@ -111,7 +115,15 @@ class Server:
         self._log = log
         self.url = f"http://127.0.0.1:{_free_port()}"
         command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-        command += ["--host", "127.0.0.1", "--port", self.url.rpartition(":")[2], "--dtype", "bfloat16", "--enforce-eager"]
+        command += [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            self.url.rpartition(":")[2],
+            "--dtype",
+            "bfloat16",
+            "--enforce-eager",
+        ]
         command += ["--max-model-len", "256", "--max-num-seqs", "8", *options]
         with log.open("ab") as noise:
             self.process = subprocess.Popen(

@@ -61,7 +61,8 @@ def loader_options(given: object) -> LoaderOptions:
         if name not in known:
             raise InvalidRequest(f"--model-loader-extra-config has no option {name!r}; there are {', '.join(known)}")
         if not _is_a(value, known[name]):
-            raise InvalidRequest(f"--model-loader-extra-config: {name} must be {known[name].__name__}, got {value!r}")
+            wanted = "a positive number" if known[name] is float else known[name].__name__
+            raise InvalidRequest(f"--model-loader-extra-config: {name} must be {wanted}, got {value!r}")
     return LoaderOptions(**given)
 
 

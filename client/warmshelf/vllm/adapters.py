@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.lora import lora_model
 from vllm.lora.lora_model import LoRAModel
@@ -28,14 +28,14 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
 
 import warmshelf.torch
-from warmshelf.errors import ArtifactNotFound, BaseMismatch, DigestMismatch, Internal
+from warmshelf.errors import ArtifactNotFound, BaseMismatch, DaemonUnreachable, DigestMismatch, Internal
 from warmshelf.lease import Lease
 from warmshelf.vllm._names import AdapterName, parse_path
-from warmshelf.vllm._options import shelf_at
+from warmshelf.vllm._options import shelf_at, wait_for_daemon
 
 ADAPTER_SECONDS = 300.0
-"""How long a worker waits for an adapter that has been evicted. The engine stands still meanwhile, but what
-fails here while requests run ends the engine."""
+"""How long a worker waits for an adapter, and for a daemon that has gone. The engine stands still meanwhile, but
+what fails here while requests run ends it."""
 
 HONOURED_FEATURES = ("alpha_pattern", "embedding", "rank_pattern", "rslora")
 """What vLLM 0.32 and 0.33 compute beyond plain LoRA."""
@@ -55,6 +55,8 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "_is_remote_expert_key": ("raw_name", "spec"),
 }
 """Parameters of what is replaced or called, as in vLLM 0.32 and 0.33."""
+
+T = TypeVar("T")
 
 _NAMES_SHOWN_MAX = 5
 _log = logging.getLogger("vllm.warmshelf")
@@ -147,7 +149,7 @@ def _reading_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
 def _config(name: AdapterName) -> dict[str, Any]:
     """Return an adapter's config without moving any of its tensors."""
     try:
-        artifact = shelf_at().get(name.artifact_id)
+        artifact = _patiently(lambda: shelf_at().get(name.artifact_id))
     except ArtifactNotFound as error:
         raise FileNotFoundError(str(error)) from error  # which vLLM answers with 404
     if artifact.digest != name.digest:
@@ -165,12 +167,24 @@ def _config(name: AdapterName) -> dict[str, Any]:
 
 
 def _acquire(name: AdapterName) -> Lease:
+    digest, features = name.digest, HONOURED_FEATURES
     try:
-        return shelf_at().acquire(
-            name.artifact_id, timeout=ADAPTER_SECONDS, expected_digest=name.digest, features=HONOURED_FEATURES
+        return _patiently(
+            lambda: shelf_at().acquire(
+                name.artifact_id, timeout=ADAPTER_SECONDS, expected_digest=digest, features=features
+            )
         )
     except ArtifactNotFound as error:
         raise FileNotFoundError(str(error)) from error
+
+
+def _patiently(call: Callable[[], T]) -> T:
+    """Return what the call returns, also if the daemon is only started again meanwhile."""
+    try:
+        return call()
+    except DaemonUnreachable:
+        wait_for_daemon(shelf_at(), ADAPTER_SECONDS)
+        return call()
 
 
 def _tensors(lease: Lease, moe_ep_spec: Any) -> dict[str, Any]:

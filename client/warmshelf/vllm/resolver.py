@@ -47,6 +47,9 @@ RESOLVER_NAME = "warmshelf"
 RESOLVE_SECONDS = 600.0
 """How long a request waits for its adapter, which may be far away. Others go on meanwhile."""
 
+ASK_SECONDS = 10.0
+"""How long a daemon that is being started again is waited for, before a request is answered with 503."""
+
 RESOLVES_AT_ONCE_MAX = 16
 """Threads that look for adapters; further requests wait on the event loop."""
 
@@ -95,7 +98,7 @@ class ShelfResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is not there wh
         serving = _serving.current.get()
         try:
             artifact_id = check_id(id_in(lora_name))
-            shelf = shelf_at()
+            shelf = shelf_at(timeout_seconds=ASK_SECONDS)
             if serving is not None:
                 _serving.given.expect(artifact_id, shelf)
             lora_config = serving.engine_client.vllm_config.lora_config if serving is not None else None
