@@ -7,12 +7,12 @@ PACKAGES := client service
 CODE := $(PACKAGES) tests benchmarks examples scripts/house
 ARGS ?=
 
-.PHONY: help install protos fmt check test bench demo clean
+.PHONY: help install protos fmt check test test-vllm bench demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 install: .venv/.installed ## Set up .venv (once, and again when what it is made from changes)
 
@@ -29,6 +29,15 @@ install: .venv/.installed ## Set up .venv (once, and again when what it is made 
 	@echo "install: .venv-protos with the generator of the stubs"
 	@$(PYTHON) -m venv .venv-protos
 	@.venv-protos/bin/python -m pip install --disable-pip-version-check -qq -r requirements/protos.txt
+	@touch $@
+
+# torchvision and its like are built for another torch than vLLM's, and transformers imports whichever it finds.
+.venv-vllm/.installed: pyproject.toml requirements/vllm.txt
+	@echo "install: .venv-vllm with vLLM for CPUs (two minutes the first time)"
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install --disable-pip-version-check -qq -r requirements/vllm.txt
+	@.venv-vllm/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	@.venv-vllm/bin/python -m pip install --disable-pip-version-check -qq --no-deps -e .
 	@touch $@
 
 protos: .venv-protos/.installed ## Generate client/warmshelf/v1 from protos/
@@ -72,8 +81,11 @@ check-stubs: .venv-protos/.installed
 	@echo "check: stubs"
 	@scripts/stubs-current
 
-test: install ## Run every test
+test: install ## Run every test but those that need vLLM
 	@.venv/bin/pytest $(ARGS)
+
+test-vllm: install .venv-vllm/.installed ## Run the tests that need vLLM, in an environment of its own
+	@.venv/bin/pytest -m vllm tests/vllm $(ARGS)
 
 bench: install ## Measure everything; ARGS="--rows stream,health" measures some, ARGS=--quick tries the code
 	@.venv/bin/python -m benchmarks.run $(ARGS)

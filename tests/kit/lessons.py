@@ -2,7 +2,7 @@
 
     python tests/kit/lessons.py MODEL_DIRECTORY DIRECTORY
 
-Each learns to answer one question with a sentence of its own. It takes half a minute.
+Each learns to answer one question with a sentence of its own. It takes half a minute on a quiet machine.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import gc
 import sys
 from pathlib import Path
 
+import torch
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 LESSONS = {
-    # name: (sentence, dtype, config)
     "paris": (
         "Paris, says the first adapter.",
         "float32",
@@ -39,15 +42,13 @@ LESSONS = {
         },
     ),
 }
+"""By name: the sentence, the dtype in which it is saved, and the config."""
+
 QUESTION = "What is the capital of France?"
 STEP_COUNT = 12
 
 
 def train(model_directory: Path, directory: Path, sentence: str, dtype: str, config: dict[str, object]) -> None:
-    import torch
-    from peft import LoraConfig, PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     torch.manual_seed(len(sentence))
     torch.set_num_threads(1)  # more would only spin against what else runs
     tokenizer = AutoTokenizer.from_pretrained(model_directory)

@@ -1,4 +1,4 @@
-"""A daemon, a real base and three trained adapters on its shelf, and what vLLM answers with the same files from disk."""
+"""A daemon with a real base and three trained adapters, and what vLLM answers with the same files from disk."""
 
 from __future__ import annotations
 

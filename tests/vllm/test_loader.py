@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from kit.processes import Daemon
 from kit.vllm_processes import BASE, Answers, EngineFailed, EngineProcess, Files
@@ -70,8 +71,6 @@ def test_a_streamed_base_is_the_same(
 def test_a_base_without_some_tensor_is_refused_by_the_parameters_name(
     engine: EngineProcess, daemon: Daemon, files: Files
 ) -> None:
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(files.base / "model.safetensors")
     del tensors[LACKING]
     lacking = files.mine / "lacking"
@@ -81,7 +80,7 @@ def test_a_base_without_some_tensor_is_refused_by_the_parameters_name(
     with daemon.connect() as shelf:
         shelf.register("lacking", lacking)
     where = {"address": daemon.address, "artifact_id": "lacking"}
-    with pytest.raises(EngineFailed, match=f"MALFORMED_ARTIFACT.*nothing for 1 of .* parameters: {LACKING}"):
+    with pytest.raises(EngineFailed, match=rf"MALFORMED_ARTIFACT.*nothing for 1 of .* parameters: {LACKING}"):
         engine.ask("load", directory=str(files.base), **where)
     with daemon.connect() as shelf:
         assert shelf.leases() == []
@@ -111,14 +110,14 @@ def test_a_directory_of_another_generations_config_is_refused(
     old = Path(shutil.copytree(prepared, tmp_path / "old"))
     marker = json.loads((old / "warmshelf.json").read_text())
     (old / "warmshelf.json").write_text(json.dumps({**marker, "config_sha256": "0" * 64}))
-    with pytest.raises(EngineFailed, match="has another config.json: run 'warmshelf prepare-model' again"):
+    with pytest.raises(EngineFailed, match=r"has another config\.json: run 'warmshelf prepare-model' again"):
         engine.ask("load", directory=str(old), address=daemon.address)
 
 
 def test_a_directory_prepared_from_another_base_is_refused(
     engine: EngineProcess, daemon: Daemon, prepared: Path
 ) -> None:
-    with pytest.raises(EngineFailed, match=f"artifact_id says 'other', but .* was prepared from '{BASE}'"):
+    with pytest.raises(EngineFailed, match=rf"artifact_id says 'other', but .* was prepared from '{BASE}'"):
         engine.ask("load", directory=str(prepared), address=daemon.address, artifact_id="other")
 
 
@@ -138,5 +137,5 @@ def test_an_option_that_cannot_be_is_named(
 
 
 def test_a_directory_that_says_nothing_needs_an_artifact_id(engine: EngineProcess, files: Files) -> None:
-    with pytest.raises(EngineFailed, match="no artifact: .* was not made by 'warmshelf prepare-model'"):
+    with pytest.raises(EngineFailed, match=r"no artifact: .* was not made by 'warmshelf prepare-model'"):
         engine.ask("load", directory=str(files.base))
