@@ -7,7 +7,7 @@ PACKAGES := client service
 CODE := $(PACKAGES) tests benchmarks examples scripts/house
 ARGS ?=
 
-.PHONY: help install protos fmt check test test-vllm bench demo clean
+.PHONY: help install protos fmt check test test-vllm bench bench-vllm demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -90,6 +90,9 @@ test-vllm: install .venv-vllm/.installed ## Run the tests that need vLLM, in an 
 bench: install ## Measure everything; ARGS="--rows stream,health" measures some, ARGS=--quick tries the code
 	@.venv/bin/python -m benchmarks.run $(ARGS)
 	@.venv/bin/python -m benchmarks.plot
+
+bench-vllm: install .venv-vllm/.installed ## Measure vLLM's loaders and adapters
+	@.venv/bin/python -m benchmarks.vllm_load $(ARGS)
 
 demo: install ## Show it with a real model and real processes
 	@.venv/bin/python -m examples.demo $(ARGS)

@@ -29,12 +29,14 @@ class Marker:
 
     Attributes:
         artifact_id, generation: the base.
+        digest: of its content, where the daemon knew it.
         config_sha256: of its config.json; the file beside the marker may have been edited since.
         file_names: the files that were laid out.
     """
 
     artifact_id: str
     generation: int
+    digest: str
     config_sha256: str
     file_names: tuple[str, ...]
 
@@ -52,6 +54,7 @@ def read_marker(directory: str | os.PathLike[str]) -> Marker | None:
         return Marker(
             str(fields["artifact_id"]),
             int(fields["generation"]),
+            str(fields["digest"]),
             str(fields["config_sha256"]),
             tuple(map(_checked_name, fields["file_names"])),
         )
@@ -93,7 +96,7 @@ def marker_of(lease: Lease) -> Marker:
     if CONFIG_NAME not in lease.files:
         raise ConfigMissing(f"{artifact_id!r} came without a {CONFIG_NAME}", artifact_id=artifact_id, file=CONFIG_NAME)
     names = tuple(_checked_name(name) for name in lease.files if name != MARKER_NAME)
-    return Marker(artifact_id, lease.generation, config_sha256(lease.files), names)
+    return Marker(artifact_id, lease.generation, lease.artifact.digest, config_sha256(lease.files), names)
 
 
 def config_sha256(files: Mapping[str, bytes]) -> str:

@@ -8,16 +8,18 @@ nobody else. Needs no vLLM.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from warmshelf.client import CALL_TIMEOUT_SECONDS, LOAD_TIMEOUT_SECONDS, Shelf, connect
 from warmshelf.errors import DaemonUnreachable, InvalidRequest
 
 WAIT_SECONDS = CALL_TIMEOUT_SECONDS
 """How long a starting engine waits for a daemon: a sidecar starts beside it, not before it."""
+
+T = TypeVar("T")
 
 _PAUSE_SECONDS = 0.2
 """Between two looks at a daemon that is not there yet; each look waits by itself."""
@@ -82,12 +84,20 @@ def _shelf(address: str, arena: str, timeout_seconds: float) -> Shelf:
     return connect(address or None, arena=arena or None, timeout=timeout_seconds)
 
 
-def wait_for_daemon(shelf: Shelf, wait_seconds: float) -> None:
-    """Return once a daemon answers.
+def patiently(shelf: Shelf, wait_seconds: float, call: Callable[[], T]) -> T:
+    """Return what the call returns, also if the daemon is only started meanwhile.
 
     Raises:
-        DaemonUnreachable: none did in time.
+        DaemonUnreachable: none answered in time.
     """
+    try:
+        return call()
+    except DaemonUnreachable:
+        _wait_for_daemon(shelf, wait_seconds)
+        return call()
+
+
+def _wait_for_daemon(shelf: Shelf, wait_seconds: float) -> None:
     until = time.monotonic() + wait_seconds
     while True:
         try:

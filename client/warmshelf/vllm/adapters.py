@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import logging
 import os
 import queue
@@ -20,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from vllm.lora import lora_model
 from vllm.lora.lora_model import LoRAModel
@@ -28,10 +27,10 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
 
 import warmshelf.torch
-from warmshelf.errors import ArtifactNotFound, BaseMismatch, DaemonUnreachable, DigestMismatch, Internal
+from warmshelf.errors import ArtifactNotFound, BaseMismatch
 from warmshelf.lease import Lease
 from warmshelf.vllm._names import AdapterName, parse_path
-from warmshelf.vllm._options import shelf_at, wait_for_daemon
+from warmshelf.vllm._options import patiently, shelf_at
 
 ADAPTER_SECONDS = 300.0
 """How long a worker waits for an adapter, and for a daemon that has gone. The engine stands still meanwhile, but
@@ -56,7 +55,8 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
 }
 """Parameters of what is replaced or called, as in vLLM 0.32 and 0.33."""
 
-T = TypeVar("T")
+_CLAIM = "_warmshelf_claim"
+"""Attribute of a PEFTHelper: what ends the lease on what it was read from, unless its tensors are read too."""
 
 _NAMES_SHOWN_MAX = 5
 _log = logging.getLogger("vllm.warmshelf")
@@ -106,7 +106,14 @@ def _reading_configs(original: Callable[..., Any]) -> Callable[..., Any]:
         name = parse_path(lora_path)
         if name is None:
             return original(cls, lora_path, max_position_embeddings)
-        return cls.from_dict({**_config(name), "vllm_max_position_embeddings": max_position_embeddings})
+        lease = _acquire(name)
+        try:
+            helper = cls.from_dict({**lease.config, "vllm_max_position_embeddings": max_position_embeddings})
+        except BaseException:
+            lease.release()
+            raise
+        helper.__dict__[_CLAIM] = _releases.follow(helper, lease)  # vLLM may refuse the config, and ask for no tensors
+        return helper
 
     return from_local_dir
 
@@ -128,9 +135,10 @@ def _reading_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
             others.update(skip_prefixes=skip_prefixes, moe_ep_spec=moe_ep_spec)
             return original(cls, lora_dir, expected_lora_modules, peft_helper, **others)
         began = time.perf_counter()
-        lease = _acquire(name)
+        lease = _carried(peft_helper, name) or _acquire(name)
         try:
-            read = [key for key in lease if not (skip_prefixes and cls._should_skip_module(key, skip_prefixes))]
+            # One of each pair is enough: the daemon takes no half pairs.
+            read = [key for key in lease if ".lora_B" not in key and not _skipped(cls, key, skip_prefixes)]
             check_modules(name, read, others.get("weights_mapper"), expected_lora_modules)
             others["lora_model_id"] = others.get("lora_model_id") or lora_model.get_lora_id()
             model = cls.from_lora_tensors(
@@ -146,45 +154,26 @@ def _reading_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     return from_local_checkpoint
 
 
-def _config(name: AdapterName) -> dict[str, Any]:
-    """Return an adapter's config without moving any of its tensors."""
-    try:
-        artifact = _patiently(lambda: shelf_at().get(name.artifact_id))
-    except ArtifactNotFound as error:
-        raise FileNotFoundError(str(error)) from error  # which vLLM answers with 404
-    if artifact.digest != name.digest:
-        raise DigestMismatch(
-            f"{name.name!r} has been replaced by generation {artifact.generation}",
-            artifact_id=name.artifact_id,
-            expected=name.digest,
-            actual=artifact.digest,
-        )
-    found = artifact.inspection.adapter if artifact.inspection else None
-    if found is None:
-        raise Internal(f"the daemon has the digest of {name.artifact_id!r}, and no config")
-    config: dict[str, Any] = json.loads(found.config_json.decode("utf-8-sig"))
-    return config
+def _carried(peft_helper: Any, name: AdapterName) -> Lease | None:
+    """Return the lease that the config came from, which no longer ends with it."""
+    finalizer = peft_helper.__dict__.pop(_CLAIM, None)
+    lease: Lease | None = finalizer.peek()[2][0] if finalizer is not None else None
+    if lease is None or lease.artifact.digest != name.digest:
+        return None
+    finalizer.detach()
+    return lease
 
 
 def _acquire(name: AdapterName) -> Lease:
-    digest, features = name.digest, HONOURED_FEATURES
+    shelf, digest, features = shelf_at(), name.digest, HONOURED_FEATURES
+
+    def acquire() -> Lease:
+        return shelf.acquire(name.artifact_id, timeout=ADAPTER_SECONDS, expected_digest=digest, features=features)
+
     try:
-        return _patiently(
-            lambda: shelf_at().acquire(
-                name.artifact_id, timeout=ADAPTER_SECONDS, expected_digest=digest, features=features
-            )
-        )
+        return patiently(shelf, ADAPTER_SECONDS, acquire)
     except ArtifactNotFound as error:
         raise FileNotFoundError(str(error)) from error
-
-
-def _patiently(call: Callable[[], T]) -> T:
-    """Return what the call returns, also if the daemon is only started again meanwhile."""
-    try:
-        return call()
-    except DaemonUnreachable:
-        wait_for_daemon(shelf_at(), ADAPTER_SECONDS)
-        return call()
 
 
 def _tensors(lease: Lease, moe_ep_spec: Any) -> dict[str, Any]:
@@ -197,6 +186,10 @@ def _tensors(lease: Lease, moe_ep_spec: Any) -> dict[str, Any]:
     if lease.segment_view.readonly:  # an arena of huge pages: vLLM would die of its first write
         return {name: tensor.clone() for name, tensor in tensors.items()}
     return tensors
+
+
+def _skipped(cls: Any, tensor_name: str, skip_prefixes: list[str] | None) -> bool:
+    return bool(skip_prefixes and cls._should_skip_module(tensor_name, skip_prefixes))
 
 
 def check_modules(name: AdapterName, tensor_names: Iterable[str], mapper: Any, allowed: Collection[str]) -> None:
@@ -233,20 +226,22 @@ class _Releases:
     """Ends leases when vLLM has dropped the adapters, in a thread of its own: never in the engine's step.
 
     ``_threads`` has the thread of each process, by its number: a fork inherits none. Only single
-    operations of the dict, so no lock. The queue may be written to by a finalizer at any moment.
+    operations of the dict, so no lock. A finalizer may put into the queue at any moment.
     """
 
     def __init__(self) -> None:
         self._dropped: queue.SimpleQueue[Lease] = queue.SimpleQueue()
         self._threads: dict[int, threading.Thread] = {}
 
-    def follow(self, model: Any, lease: Lease) -> None:
-        """Release the lease once the model is gone."""
+    def follow(self, owner: Any, lease: Lease) -> Any:
+        """Release the lease once its owner is gone, by the finalizer that is returned."""
         if os.getpid() not in self._threads:
             thread = threading.Thread(target=self._run, name="warmshelf-releases", daemon=True)
             if self._threads.setdefault(os.getpid(), thread) is thread:
                 thread.start()
-        weakref.finalize(model, self._dropped.put, lease).atexit = False  # at exit the session ends them all
+        finalizer = weakref.finalize(owner, self._dropped.put, lease)
+        finalizer.atexit = False  # at exit the session ends them all
+        return finalizer
 
     def _run(self) -> None:
         while True:

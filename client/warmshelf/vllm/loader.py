@@ -15,11 +15,13 @@ from vllm.model_executor.model_loader import BaseModelLoader, register_model_loa
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 import warmshelf.torch
+from warmshelf.client import Shelf
 from warmshelf.errors import DeadlineExceeded, Fault, InvalidRequest, MalformedArtifact, WarmshelfError
 from warmshelf.lease import Lease
 from warmshelf.prepare import Marker, config_sha256, read_marker
 from warmshelf.types import ArtifactKind
-from warmshelf.vllm._options import LoaderOptions, loader_options, shelf_at, wait_for_daemon
+from warmshelf.vllm._ahead import mapped_ahead
+from warmshelf.vllm._options import LoaderOptions, loader_options, patiently, shelf_at
 
 LOAD_FORMAT = "warmshelf"
 
@@ -61,7 +63,7 @@ class WarmshelfLoader(BaseModelLoader):  # type: ignore[misc]  # vLLM is not the
         if lease is None:
             self._from_disk().load_weights(model, model_config)
             return
-        with lease:
+        with lease, mapped_ahead(lease):
             artifact = lease.artifact
             loaded = model.load_weights(iter(warmshelf.torch.tensors(lease).items()))
         if self._options.strict and model_config.quantization is None:
@@ -76,7 +78,7 @@ class WarmshelfLoader(BaseModelLoader):  # type: ignore[misc]  # vLLM is not the
         if lease is None:
             yield from self._from_disk().get_all_weights(model_config, model)
             return
-        with lease:
+        with lease, mapped_ahead(lease):
             yield from warmshelf.torch.tensors(lease).items()
 
     def _lease(self, model_config: Any) -> Lease | None:
@@ -86,8 +88,7 @@ class WarmshelfLoader(BaseModelLoader):  # type: ignore[misc]  # vLLM is not the
         artifact_id = artifact_of(options, marker, directory)
         shelf = shelf_at(options.address, options.arena, options.wait_seconds)
         try:
-            wait_for_daemon(shelf, options.wait_seconds)
-            lease = shelf.acquire(artifact_id, timeout=options.load_seconds, expected_digest=options.digest or None)
+            lease = patiently(shelf, options.wait_seconds, lambda: _acquire(shelf, artifact_id, options))
         except WarmshelfError as error:
             if not (options.fallback and is_absence(error)):
                 raise
@@ -104,6 +105,10 @@ class WarmshelfLoader(BaseModelLoader):  # type: ignore[misc]  # vLLM is not the
         config = copy.copy(self.load_config)
         config.load_format, config.model_loader_extra_config = "auto", {}
         return DefaultModelLoader(config)
+
+
+def _acquire(shelf: Shelf, artifact_id: str, options: LoaderOptions) -> Lease:
+    return shelf.acquire(artifact_id, timeout=options.load_seconds, expected_digest=options.digest or None)
 
 
 def artifact_of(options: LoaderOptions, marker: Marker | None, directory: str) -> str:
@@ -136,12 +141,17 @@ def check_lease(lease: Lease, marker: Marker | None, directory: str) -> None:
     artifact_id = lease.artifact.artifact_id
     if lease.artifact.kind is ArtifactKind.ADAPTER:
         raise InvalidRequest(f"{artifact_id!r} is an adapter: an engine's weights come from a base")
-    if marker and marker.config_sha256 != config_sha256(lease.files):
+    if marker and not _is_of(marker, lease) and marker.config_sha256 != config_sha256(lease.files):
         raise InvalidRequest(
             f"{directory} was prepared from generation {marker.generation} of {artifact_id!r}, and generation "
             f"{lease.generation} has another config.json: run 'warmshelf prepare-model' again",
             path=directory,
         )
+
+
+def _is_of(marker: Marker, lease: Lease) -> bool:
+    """Say whether the directory was surely made from this content, without reading the files in it."""
+    return bool(marker.digest) and marker.digest == lease.artifact.digest
 
 
 def check_whole(artifact_id: str, wanted: set[str], loaded: set[str] | None) -> None:
