@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-vllm/bin/python"
 SERVER_SECONDS = 240
 ADAPTERS = ("paris", "rome", "madrid")
-BASE = "smol"
+BASE = "acme/base"
 LORA = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": 16}
 HIDDEN = 576
 """Columns of the base's first projection."""

@@ -142,6 +142,26 @@ def test_modules_that_the_model_lacks_are_refused_by_name(engine: EngineProcess,
         engine.ask("first_answer", adapter="ad/foreign")
 
 
+def test_an_adapter_that_the_worker_refuses_stays_leased_to_nobody(
+    engine: EngineProcess, daemon: Daemon, files: Files
+) -> None:
+    with daemon.connect() as shelf:
+        shelf.register("ad/wide", write_adapter(files.mine / "wide", 32), base=BASE)
+    with pytest.raises(EngineFailed, match="LoRA rank 32 is greater than max_lora_rank 16"):
+        engine.ask("first_answer", adapter="ad/wide")
+    eventually(lambda: "ad/wide" not in leased(daemon), "its lease has ended")
+
+
+def test_a_config_that_vllm_cannot_honour_is_named_before_anything_is_leased(
+    engine: EngineProcess, daemon: Daemon, files: Files
+) -> None:
+    with daemon.connect() as shelf:
+        shelf.register("ad/dora", write_adapter(files.mine / "dora-too", use_dora=True), base=BASE)
+        with pytest.raises(EngineFailed, match=r"FEATURE_UNSUPPORTED.*dora"):
+            engine.ask("first_answer", adapter="ad/dora")
+        assert shelf.get("ad/dora").size_bytes == 0
+
+
 def test_an_adapter_survives_the_daemons_death_and_its_restart(
     engine: EngineProcess, daemon: Daemon, options: tuple[str, ...], from_disk: Answers
 ) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from kit.processes import Daemon
 from kit.vllm_processes import BASE, Answers, EngineFailed, EngineProcess, Files
@@ -71,6 +70,8 @@ def test_a_streamed_base_is_the_same(
 def test_a_base_without_some_tensor_is_refused_by_the_parameters_name(
     engine: EngineProcess, daemon: Daemon, files: Files
 ) -> None:
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - brings torch
+
     tensors = load_file(files.base / "model.safetensors")
     del tensors[LACKING]
     lacking = files.mine / "lacking"
@@ -109,7 +110,7 @@ def test_a_directory_of_another_generations_config_is_refused(
 ) -> None:
     old = Path(shutil.copytree(prepared, tmp_path / "old"))
     marker = json.loads((old / "warmshelf.json").read_text())
-    (old / "warmshelf.json").write_text(json.dumps({**marker, "config_sha256": "0" * 64}))
+    (old / "warmshelf.json").write_text(json.dumps({**marker, "digest": "", "config_sha256": "0" * 64}))
     with pytest.raises(EngineFailed, match=r"has another config\.json: run 'warmshelf prepare-model' again"):
         engine.ask("load", directory=str(old), address=daemon.address)
 

@@ -22,7 +22,7 @@ def register() -> None:
 
 
 def lora_request(artifact_id: str, *, shelf: Shelf | None = None) -> Any:
-    """Return the LoRARequest for an adapter as it is now, for engines inside this process.
+    """Return the LoRARequest for an adapter as it is now, for an engine that this process started.
 
     A server needs none: there ``model=<ID>`` of a request is resolved. It is made resident
     now, so that the engine does not wait for its source. The request names one generation; ask again
