@@ -7,7 +7,7 @@ PACKAGES := client service
 CODE := $(PACKAGES) tests benchmarks examples scripts/house scripts/image-test scripts/render-manifests
 ARGS ?=
 
-.PHONY: help install protos fmt check test fuzz fuzz-long manifests image-test bench demo clean
+.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long manifests image-test bench bench-vllm demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -38,6 +38,14 @@ install: .venv/.installed ## Set up .venv (once, and again when what it is made 
 	@.venv-deploy/bin/python -m pip install --disable-pip-version-check -qq --no-deps -r requirements/compose.txt
 	@install -D -m 0644 requirements/npm/package.json .venv-deploy/npm/package.json
 	@cd .venv-deploy/npm && PATH="$$PWD/../bin:$$PATH" npm install --silent --no-audit --no-fund --no-package-lock
+
+# torchvision and its like are built for another torch than vLLM's, and transformers imports whichever it finds.
+.venv-vllm/.installed: pyproject.toml requirements/vllm.txt
+	@echo "install: .venv-vllm with vLLM for CPUs (two minutes the first time)"
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install --disable-pip-version-check -qq -r requirements/vllm.txt
+	@.venv-vllm/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	@.venv-vllm/bin/python -m pip install --disable-pip-version-check -qq --no-deps -e .
 	@touch $@
 
 protos: .venv-protos/.installed ## Generate client/warmshelf/v1 from protos/
@@ -81,8 +89,11 @@ check-stubs: .venv-protos/.installed
 	@echo "check: stubs"
 	@scripts/stubs-current
 
-test: install .venv-deploy/.installed ## Run every test
+test: install .venv-deploy/.installed ## Run every test but those that need vLLM
 	@.venv/bin/pytest $(ARGS)
+
+test-vllm: install .venv-vllm/.installed ## Run the tests that need vLLM, in an environment of its own
+	@.venv/bin/pytest -m vllm tests/vllm $(ARGS)
 
 FUZZ_SECONDS ?= 60
 
@@ -101,6 +112,9 @@ image-test: ## Build the images and run the daemon of one; as root, with buildah
 bench: install ## Measure everything; ARGS="--rows stream,health" measures some, ARGS=--quick tries the code
 	@.venv/bin/python -m benchmarks.run $(ARGS)
 	@.venv/bin/python -m benchmarks.plot
+
+bench-vllm: install .venv-vllm/.installed ## Measure vLLM's loaders and adapters
+	@.venv/bin/python -m benchmarks.vllm_load $(ARGS)
 
 demo: install ## Show it with a real model and real processes
 	@.venv/bin/python -m examples.demo $(ARGS)

@@ -68,7 +68,7 @@ def main() -> int:
     """Run what was asked for."""
     arguments = _arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    run = Run(shlex.join(["python", "-m", "benchmarks.run", *sys.argv[1:]]), _machine(), arguments.quick)
+    run = Run(shlex.join(["python", "-m", "benchmarks.run", *sys.argv[1:]]), machine(), arguments.quick)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="run-", dir=arguments.out) as folder:
@@ -99,7 +99,7 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _machine() -> dict[str, object]:
+def machine() -> dict[str, object]:
     """Say what was measured on."""
     return {
         "processor": _processor(),

@@ -13,13 +13,13 @@ USAGE_STATUS = 2
 def main() -> int:
     """Run the command."""
     try:
-        from warmshelf._cli_commands import app  # noqa: PLC0415 - typer and rich come with an extra
+        from warmshelf import _cli_app, _cli_commands  # noqa: F401, PLC0415 - typer and rich come with an extra
     except ModuleNotFoundError as error:
         if error.name not in {"typer", "rich"}:
             raise
         print(f"warmshelf: the command needs {error.name}: pip install 'warmshelf[cli]'", file=sys.stderr)
         return USAGE_STATUS
-    app(prog_name="warmshelf")
+    _cli_app.app(prog_name="warmshelf")
     return 0
 
 

@@ -17,7 +17,7 @@ from warmshelf.image import SegmentImage
 def test_every_tensor_and_file_is_there_bit_for_bit(segment: SegmentFile) -> None:
     """B25: scalars and empty tensors too."""
     image = SegmentImage(segment.data, len(segment.data))
-    assert list(image.names) == ["a.weight", "b.weight", "scalar", "empty"]
+    assert list(image.specs) == ["a.weight", "b.weight", "scalar", "empty"]
     assert image.tensor("a.weight") == pattern(1, 600_000)
     assert image.tensor("scalar") == pattern(3, 8)
     assert image.tensor("empty") == b""

@@ -40,6 +40,7 @@ CODE = sorted(
 
 FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
+    "VLLM_PLUGINS": "vLLM's",
 }
 """Names in capitals that the documents may use though no code does."""
 
@@ -311,7 +312,8 @@ def test_every_make_target_that_is_named_exists() -> None:
 
 def test_every_command_and_option_of_warmshelf_that_is_named_exists() -> None:
     typer = pytest.importorskip("typer")
-    from warmshelf._cli_commands import app  # noqa: PLC0415 - needs the extra
+    from warmshelf import _cli_commands  # noqa: F401, PLC0415 - needs the extra
+    from warmshelf._cli_app import app  # noqa: PLC0415
 
     commands = typer.main.get_command(app).commands
     options = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
