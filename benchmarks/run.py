@@ -25,6 +25,7 @@ from benchmarks import (
     adapter,
     cold,
     encrypted,
+    engines,
     health,
     loading_memory,
     many_tensors,
@@ -57,9 +58,10 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "experts": many_tensors.run,
     "trace": trace.run,
     "payload": request_payload.run,
+    "engines": engines.run,
 }
 
-PEERS = ("grpcio", "peft", "obstore", "runai-model-streamer", "safetensors", "tensorizer", "torch")
+PEERS = ("grpcio", "peft", "obstore", "runai-model-streamer", "safetensors", "tensorizer", "torch", "transformers")
 
 
 def main() -> int:

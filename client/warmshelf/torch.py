@@ -1,20 +1,25 @@
-"""A lease's tensors as torch tensors, not copied.
+"""A lease's tensors as torch tensors: not copied, or copied to a device.
 
-All share one storage, the segment, at their offsets, so names that are tied in the
-artifact are tied here.
+Those that are not copied share one storage, the segment, at their offsets. Names that are tied
+in the artifact are tied here, either way.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import torch
 
+from warmshelf._cuda import CudaRuntime
+from warmshelf.client import Shelf
+from warmshelf.device import RING, Arriving, Ring, Runtime, upload, upload_registered
 from warmshelf.dtypes import DTYPES, Dtype
-from warmshelf.errors import SegmentCorrupt, UnsupportedDtype
+from warmshelf.errors import InvalidRequest, SegmentCorrupt, UnsupportedDtype
 from warmshelf.layout import TensorSpec
 from warmshelf.lease import Lease
+from warmshelf.shard import Shard
 
 
 def tensors(lease: Lease) -> dict[str, torch.Tensor]:
@@ -30,6 +35,98 @@ def tensors(lease: Lease) -> dict[str, torch.Tensor]:
     typed: dict[str, torch.Tensor] = {}  # the whole segment as each dtype: then a tensor costs one call of torch
     strides = lease.strides
     return {name: _tensor(segment, typed, spec, strides.get(name)) for name, spec in lease.specs.items()}
+
+
+def to_device(lease: Lease, device: str | torch.device, *, register: bool = False) -> dict[str, torch.Tensor]:
+    """Return every tensor by its name on a device, all of them there; the lease may end then.
+
+    For CUDA the bytes go through a ring of pinned memory, which threads fill while the device reads, on a stream
+    beside the current one. Small tensors share blocks of the device's memory. For ``cpu`` this is ``tensors``.
+
+    Args:
+        lease: acquired with ``writable=False``, if it is mapped and the device is not the CPU.
+        device: ``cpu``, ``cuda`` or ``cuda:INDEX``.
+        register: let the device read the mapping itself, which is registered for the time. That locks
+            the pages and takes longer than it saves, but for the largest.
+
+    Raises:
+        InvalidRequest: another device; a mapping that is copy-on-write; or, to register, what is not mapped whole.
+        FeatureUnsupported: the device cannot read such a mapping, or the driver refuses to register it.
+        UnsupportedDtype: this torch lacks a dtype; names tensor and dtype, before anything is copied.
+    """
+    where = torch.device(device)
+    return tensors(lease) if where.type == "cpu" else place(lease, _runtime(where), register=register)
+
+
+def stream_to_device(
+    shelf: Shelf,
+    artifact_id: str,
+    device: str | torch.device,
+    *,
+    shard: Shard | None = None,
+    timeout: float | None = None,
+) -> dict[str, torch.Tensor]:
+    """Return every tensor of an artifact on a device, copied there while the next ones are still on their way.
+
+    The lease has ended when this returns. See ``Shelf.stream_tensors`` and ``to_device``.
+    """
+    where = torch.device(device)
+    if where.type == "cpu":
+        with shelf.acquire(artifact_id, shard=shard, timeout=timeout) as lease:
+            return tensors(lease)
+    runtime = _runtime(where)
+    return place_arriving(shelf.stream_tensors(artifact_id, shard=shard, timeout=timeout, writable=False), runtime)
+
+
+def place(lease: Lease, runtime: Runtime, *, register: bool = False, ring: Ring = RING) -> dict[str, torch.Tensor]:
+    """Do what ``to_device`` does by a runtime of the caller's."""
+    artifact_id = lease.artifact.artifact_id
+    if lease.transport == "mapped" and lease.writable:
+        raise InvalidRequest(f"the lease on {artifact_id!r} is copy-on-write: acquire it with writable=False")
+    if register and (lease.transport != "mapped" or lease.strides):
+        raise InvalidRequest(f"the lease on {artifact_id!r} is no mapping of whole tensors: nothing to register")
+    for spec in lease.specs.values():
+        _torch_form(spec)
+    if register:
+        found = upload_registered(_bytes_tensor(lease.segment_view), lease.specs.values(), runtime)
+    else:
+        found = upload(((spec, lease[name]) for name, spec in lease.specs.items()), runtime, ring)
+    return _all_typed(found, lease.specs)
+
+
+def place_arriving(arriving: Arriving, runtime: Runtime, ring: Ring = RING) -> dict[str, torch.Tensor]:
+    """Do what ``stream_to_device`` does by a runtime of the caller's."""
+    specs: dict[str, TensorSpec] = {}
+
+    def noted() -> Iterator[tuple[TensorSpec, memoryview]]:
+        for spec, view in arriving:
+            _torch_form(spec)
+            specs[spec.name] = spec
+            yield spec, view
+
+    return _all_typed(upload(noted(), runtime, ring), specs)
+
+
+def _runtime(where: torch.device) -> Runtime:
+    if where.type != "cuda":
+        raise InvalidRequest(f"tensors are brought to cpu and cuda, not to {where}: use torch's own to()")
+    return CudaRuntime(where)
+
+
+def _all_typed(found: Mapping[str, torch.Tensor], specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
+    return {name: _typed(found[name], spec) for name, spec in specs.items()}
+
+
+def _typed(data: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """Return bytes as what they are."""
+    dtype, shape = _torch_form(spec)
+    return data.view(dtype).view(shape)
+
+
+def _torch_form(spec: TensorSpec) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return a tensor's dtype and shape in torch."""
+    row = DTYPES[spec.dtype]
+    return _torch_dtype(row, spec), _shape(row, spec)
 
 
 def _bytes_tensor(view: memoryview) -> torch.Tensor:

@@ -174,9 +174,7 @@ def test_a_model_is_had_by_its_id_and_the_lease_has_ended_by_then(
     assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
 
 
-def test_a_lease_that_was_acquired_here_ends_when_no_model_comes_of_it(
-    shelf: warmshelf.Shelf, tmp_path: Path
-) -> None:
+def test_a_lease_that_was_acquired_here_ends_when_no_model_comes_of_it(shelf: warmshelf.Shelf, tmp_path: Path) -> None:
     shelf.register("acme/adapter", save_adapter(tiny_llama(), tmp_path / "a"))
     with pytest.raises(errors.InvalidRequest, match="is an adapter"):
         warmshelf.transformers.load_model(shelf, "acme/adapter", timeout=30)
