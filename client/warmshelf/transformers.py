@@ -14,12 +14,18 @@ from typing import Any
 import torch
 import transformers
 from accelerate import init_empty_weights
+from torch.overrides import TorchFunctionMode
 
 from warmshelf.client import Shelf
 from warmshelf.errors import InvalidRequest, MalformedArtifact
 from warmshelf.lease import Lease
 from warmshelf.torch import tensors as tensors_of
 from warmshelf.types import ArtifactKind
+
+_FILLS = frozenset(
+    f"{how}_" for how in ("normal", "uniform", "trunc_normal", "kaiming_normal", "kaiming_uniform", "xavier_normal")
+) | {"xavier_uniform_", "orthogonal_"}
+"""What gives a tensor random values, by its name in torch."""
 
 _SHOWN_MAX = 3
 """How many names an error shows."""
@@ -80,13 +86,26 @@ def model_of(tensors: Mapping[str, torch.Tensor], config: Any, *, model_class: A
     """
     chosen = model_class or _class(config)
     dtype = config.dtype or next((one.dtype for one in tensors.values() if one.is_floating_point()), None)
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), _Unfilled():
         model = chosen._from_config(config, dtype=dtype)  # noqa: SLF001 - from_config, for a class that is known
     tied = {name: tensors[same] for name, same in model.all_tied_weights_keys.items() if same in tensors}
     state = {**tied, **tensors}
     if model.state_dict().keys() == state.keys():
         return _assigned(model, state)
     return _converted(chosen, config, state, dtype)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Gives tensors without memory no random values, in this thread: that is most of the time to make such a model."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        filled = args[0] if args else named.get("tensor")
+        if getattr(func, "__name__", "") in _FILLS and isinstance(filled, torch.Tensor) and filled.is_meta:
+            return filled
+        return func(*args, **named)
 
 
 def _config(lease: Lease) -> Any:

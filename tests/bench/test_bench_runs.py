@@ -29,7 +29,7 @@ ROW_COUNTS = {
     "experts": 4,
     "trace": 1,
     "payload": 2,
-    "engines": 2,
+    "engines": 3,
 }
 """Rows of each benchmark, where file systems may be mounted."""
 
