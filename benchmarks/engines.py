@@ -77,7 +77,7 @@ def _models(context: Context, shelf: warmshelf.Shelf, base: Path, watch: Stopwat
 def _adapters(
     context: Context, shelf: warmshelf.Shelf, base: Path, directories: dict[str, Path], watch: Stopwatch
 ) -> None:
-    """Put one of two adapters into a model that has the other, and make it the active one; then switch there and back."""
+    """Put one of two adapters into a model that has the other, make it the active one, and switch there and back."""
     ours = warmshelf.peft.load_adapter(warmshelf.transformers.load_model(shelf, BASE_ID), shelf, OTHER_ID)
     plain = transformers.AutoModelForCausalLM.from_pretrained(base)
     theirs = peft.PeftModel.from_pretrained(plain, directories[OTHER_ID], OTHER_ID, autocast_adapter_dtype=False)
@@ -87,9 +87,7 @@ def _adapters(
         warmshelf.peft.switch(ours, ADAPTER_ID)
 
     def from_disk(*, empty: bool) -> None:
-        theirs.load_adapter(
-            directories[ADAPTER_ID], ADAPTER_ID, autocast_adapter_dtype=False, low_cpu_mem_usage=empty
-        )
+        theirs.load_adapter(directories[ADAPTER_ID], ADAPTER_ID, autocast_adapter_dtype=False, low_cpu_mem_usage=empty)
         theirs.set_adapter(ADAPTER_ID)
 
     by_id()

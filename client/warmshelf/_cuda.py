@@ -1,4 +1,4 @@
-"""CUDA as ``device.py`` needs it: torch's, and what of the driver torch has not.
+"""CUDA as ``_device_ring.py`` needs it: torch's, and what of the driver torch has not.
 
 Knows no tensors of a lease and decides nothing.
 """
@@ -18,7 +18,7 @@ _READ_ONLY_ATTRIBUTE = 113
 
 
 class CudaRuntime:
-    """One CUDA device and a stream of its own beside the current one; see ``device.Runtime``."""
+    """One CUDA device and a stream of its own beside the current one; see ``_device_ring.Runtime``."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)

@@ -95,7 +95,7 @@ def model_of(tensors: Mapping[str, torch.Tensor], config: Any, *, model_class: A
     return _converted(chosen, config, state, dtype)
 
 
-class _Unfilled(TorchFunctionMode):
+class _Unfilled(TorchFunctionMode):  # type: ignore[misc]  # torch is not looked into
     """Gives tensors without memory no random values, in this thread: that is most of the time to make such a model."""
 
     def __torch_function__(

@@ -28,6 +28,7 @@ ROW_COUNTS = {
     "health": 1,
     "experts": 4,
     "trace": 1,
+    "bank": 2,
     "payload": 2,
     "engines": 3,
 }

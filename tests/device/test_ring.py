@@ -10,8 +10,8 @@ import torch
 
 from kit.fake_device import FakeRuntime
 from kit.models import pattern
-from warmshelf import device
-from warmshelf.device import ALIGN_BYTES, PAGE_BYTES, Ring, registrations, upload, upload_registered
+from warmshelf import _device_ring as device
+from warmshelf._device_ring import ALIGN_BYTES, PAGE_BYTES, Ring, registrations, upload, upload_registered
 from warmshelf.errors import FeatureUnsupported, InvalidRequest
 from warmshelf.layout import TensorSpec
 

@@ -18,11 +18,11 @@ from kit.fake_device import FakeRuntime
 from kit.models import Tensor, pattern, safetensors_bytes
 from kit.processes import Daemon, eventually
 from warmshelf import Shard
-from warmshelf.device import Ring
+from warmshelf._device_ring import Ring
+from warmshelf.device import place, place_arriving
 from warmshelf.dtypes import DTYPES
 from warmshelf.errors import FeatureUnsupported, InvalidRequest, UnsupportedDtype
 from warmshelf.testing import FakeShelf
-from warmshelf.torch import place, place_arriving
 
 SMALL = Ring(slot_bytes=4096, slot_count=3, thread_count=2)
 
