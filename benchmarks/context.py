@@ -40,6 +40,7 @@ class Sizes:
         registration_count: adapters registered where many are.
         trace_adapter_count, trace_room_count, trace_request_count: adapters asked for, how many of
             them there is room for, and requests of all rounds.
+        llama_layer_count, llama_width: of the model that transformers makes; by default Llama-3.2-1B's.
         round_count: samples of both sides; what takes milliseconds is measured ``acquire_count`` times in each.
         reader_count: readers that stall.
         check_count: health checks of a sample.
@@ -59,6 +60,8 @@ class Sizes:
     trace_adapter_count: int = 2000
     trace_room_count: int = 200
     trace_request_count: int = 5000
+    llama_layer_count: int = 16
+    llama_width: int = 2048
     round_count: int = 5
     acquire_count: int = 200
     reader_count: int = 100
@@ -81,6 +84,8 @@ QUICK = Sizes(
     trace_adapter_count=40,
     trace_room_count=8,
     trace_request_count=60,
+    llama_layer_count=2,
+    llama_width=128,
     round_count=2,
     acquire_count=10,
     reader_count=5,

@@ -26,6 +26,7 @@ from benchmarks import (
     bank,
     cold,
     encrypted,
+    engines,
     health,
     loading_memory,
     many_tensors,
@@ -59,9 +60,10 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "trace": trace.run,
     "bank": bank.run,
     "payload": request_payload.run,
+    "engines": engines.run,
 }
 
-PEERS = ("grpcio", "peft", "obstore", "runai-model-streamer", "safetensors", "tensorizer", "torch")
+PEERS = ("grpcio", "peft", "obstore", "runai-model-streamer", "safetensors", "tensorizer", "torch", "transformers")
 
 
 def main() -> int:

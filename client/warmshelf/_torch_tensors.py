@@ -26,27 +26,40 @@ def tensors(lease: Lease) -> dict[str, torch.Tensor]:
     Raises:
         UnsupportedDtype: this torch lacks a dtype; names tensor and dtype.
     """
-    segment = _bytes_tensor(lease.segment_view)
-    typed: dict[str, torch.Tensor] = {}  # the whole segment as each dtype: then a tensor costs one call of torch
+    segment = bytes_tensor(lease.segment_view)
+    wholes: dict[str, torch.Tensor] = {}  # the whole segment as each dtype: then a tensor costs one call of torch
     strides = lease.strides
-    return {name: _tensor(segment, typed, spec, strides.get(name)) for name, spec in lease.specs.items()}
+    return {name: _tensor(segment, wholes, spec, strides.get(name)) for name, spec in lease.specs.items()}
 
 
-def _bytes_tensor(view: memoryview) -> torch.Tensor:
+def typed(data: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """Return a dense tensor's bytes, wherever they are, as what they are."""
+    dtype, shape = torch_form(spec)
+    return data.view(dtype).view(shape)
+
+
+def torch_form(spec: TensorSpec) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return a tensor's dtype and shape in torch; UnsupportedDtype if there is none."""
+    row = DTYPES[spec.dtype]
+    return _torch_dtype(row, spec), _shape(row, spec)
+
+
+def bytes_tensor(view: memoryview) -> torch.Tensor:
+    """Return memory as a tensor of bytes, not copied."""
     with warnings.catch_warnings():
-        # A segment on hugetlbfs is mapped read-only. Writing to it faults, as documented.
+        # A segment may be mapped read-only. Writing to it faults, as documented.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _tensor(
-    segment: torch.Tensor, typed: dict[str, torch.Tensor], spec: TensorSpec, strides: tuple[int, ...] | None
+    segment: torch.Tensor, wholes: dict[str, torch.Tensor], spec: TensorSpec, strides: tuple[int, ...] | None
 ) -> torch.Tensor:
     row = DTYPES[spec.dtype]
-    whole = typed.get(spec.dtype)
+    whole = wholes.get(spec.dtype)
     if whole is None:
         dtype = _torch_dtype(row, spec)
-        whole = typed[spec.dtype] = segment[: len(segment) - len(segment) % dtype.itemsize].view(dtype)
+        whole = wholes[spec.dtype] = segment[: len(segment) - len(segment) % dtype.itemsize].view(dtype)
     shape = _shape(row, spec)
     if spec.size_bytes == 0:
         return torch.empty(shape, dtype=whole.dtype)

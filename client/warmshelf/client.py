@@ -207,6 +207,7 @@ class Shelf(Incoming):
         rank_max: int = 0,
         features: Sequence[str] | None = None,
         shard: Shard | None = None,
+        writable: bool = True,
     ) -> Lease:
         """Lease an artifact, loading it if need be, and return it with its bytes at hand.
 
@@ -219,6 +220,8 @@ class Shelf(Incoming):
             features: for adapters, what the worker honours beyond plain LoRA; None: anything.
             shard: only this rank's slice of each tensor: views of a mapped segment, and slices made by
                 the daemon where it is streamed; None: every tensor whole.
+            writable: whether this process may write into its own copy of a mapped segment. Without, the mapping
+                is read-only and shared, as ``warmshelf.torch.to_device`` needs it; a write ends the process.
         """
         request = lease_pb2.AcquireLeaseRequest(
             artifact_id=check_id(artifact_id),
@@ -230,13 +233,13 @@ class Shelf(Incoming):
         deadline = self._deadline(timeout)
         for _ in range(ACQUIRE_COUNT_MAX - 1):
             try:
-                return self._acquire(request, shard, deadline)
+                return self._acquire(request, shard, deadline, writable=writable)
             except (SessionLost, LeaseLost):
                 continue
-        return self._acquire(request, shard, deadline)
+        return self._acquire(request, shard, deadline, writable=writable)
 
     def stream_tensors(
-        self, artifact_id: str, *, shard: Shard | None = None, timeout: float | None = None
+        self, artifact_id: str, *, shard: Shard | None = None, timeout: float | None = None, writable: bool = True
     ) -> Iterator[tuple[TensorSpec, memoryview]]:
         """Lease an artifact and yield its tensors layer by layer, each as soon as its bytes are here and checked.
 
@@ -248,14 +251,17 @@ class Shelf(Incoming):
             artifact_id: which.
             shard: only this rank's slice of each tensor; None: every tensor whole.
             timeout: seconds for all of it, also a load.
+            writable: as for ``acquire``.
         """
         request = lease_pb2.AcquireLeaseRequest(artifact_id=check_id(artifact_id))
         deadline = self._deadline(timeout)
         link, session, answer = self._lease(request, deadline)
-        yield from arrive(link, session, answer, self._arena, shard or EVERYTHING, deadline)
+        yield from arrive(link, session, answer, self._arena, shard or EVERYTHING, deadline, writable=writable)
 
-    def _acquire(self, request: lease_pb2.AcquireLeaseRequest, shard: Shard | None, deadline: Deadline) -> Lease:
-        return grant(*self._lease(request, deadline), self._arena, shard, deadline)
+    def _acquire(
+        self, request: lease_pb2.AcquireLeaseRequest, shard: Shard | None, deadline: Deadline, *, writable: bool
+    ) -> Lease:
+        return grant(*self._lease(request, deadline), self._arena, shard, deadline, writable=writable)
 
     def _lease(
         self, request: lease_pb2.AcquireLeaseRequest, deadline: Deadline

@@ -100,6 +100,11 @@ class Lease(Mapping[str, memoryview]):
         return self._image.strides
 
     @property
+    def writable(self) -> bool:
+        """Whether the tensors may be written to: not those of a read-only mapping."""
+        return not self._image.view.readonly
+
+    @property
     def segment_view(self) -> memoryview:
         """All bytes of the segment, or of the slices of a streamed shard; the layout's offsets point into it."""
         return self._image.view
@@ -199,6 +204,8 @@ def grant(
     arena: str,
     shard: Shard | None,
     deadline: Deadline,
+    *,
+    writable: bool = True,
 ) -> Lease:
     """Return the lease that the daemon granted, once its bytes are at hand.
 
@@ -209,6 +216,7 @@ def grant(
         arena: its arena's directory here, if somebody said so; else "".
         shard: what of it this process takes; None: everything.
         deadline: for all of it.
+        writable: whether a mapping is this process's own, or read-only and shared.
 
     Raises:
         WarmshelfError: the bytes could not be had; the lease has been given back.
@@ -216,7 +224,9 @@ def grant(
     claim = _SessionClaim(link, session, lease_from_proto(answer.lease))
     try:
         layout = layout_from_proto(answer.layout)
-        image, fallback_reason = _bring(link, session, answer, _only_segment(layout), arena, shard, deadline)
+        image, fallback_reason = _bring(
+            link, session, answer, _only_segment(layout), arena, shard, deadline, writable=writable
+        )
         return Lease(claim, artifact_from_proto(answer.artifact), layout, image, fallback_reason)
     except BaseException:
         claim.release()
@@ -224,7 +234,14 @@ def grant(
 
 
 def arrive(
-    link: Link, session: Session, answer: lease_pb2.AcquireLeaseResponse, arena: str, shard: Shard, deadline: Deadline
+    link: Link,
+    session: Session,
+    answer: lease_pb2.AcquireLeaseResponse,
+    arena: str,
+    shard: Shard,
+    deadline: Deadline,
+    *,
+    writable: bool = True,
 ) -> Iterator[tuple[TensorSpec, memoryview]]:
     """Yield a rank's tensors layer by layer, each once its bytes are at hand; the lease ends with the iterator."""
     claim = _SessionClaim(link, session, lease_from_proto(answer.lease))
@@ -232,7 +249,7 @@ def arrive(
     try:
         image: Image
         try:
-            image = shard_image(_map(link, answer, segment, arena), shard)
+            image = shard_image(_map(link, answer, segment, arena, writable=writable), shard)
             specs: Iterable[TensorSpec] = sorted(image.specs.values(), key=layer_of)
         except CannotMap as error:
             request = _request(session, answer, segment, error.fallback_reason)
@@ -253,12 +270,14 @@ def _bring(
     arena: str,
     shard: Shard | None,
     deadline: Deadline,
+    *,
+    writable: bool,
 ) -> tuple[Image, str]:
     """Return the segment or the rank's slices, and why they were streamed."""
     try:
         if shard:
-            return shard_image(_map(link, answer, segment, arena), shard), ""
-        return _map(link, answer, segment, arena), ""
+            return shard_image(_map(link, answer, segment, arena, writable=writable), shard), ""
+        return _map(link, answer, segment, arena, writable=writable), ""
     except CannotMap as error:
         request = _request(session, answer, segment, error.fallback_reason)
     with _told_as_lost(session):
@@ -274,8 +293,11 @@ def _bring(
     return image, request.fallback_reason
 
 
-def _map(link: Link, answer: lease_pb2.AcquireLeaseResponse, segment: SegmentSpec, arena: str) -> SegmentImage:
-    return map_segment(arena or _shared_directory(link, answer), segment.segment_id, segment.size_bytes)
+def _map(
+    link: Link, answer: lease_pb2.AcquireLeaseResponse, segment: SegmentSpec, arena: str, *, writable: bool
+) -> SegmentImage:
+    directory = arena or _shared_directory(link, answer)
+    return map_segment(directory, segment.segment_id, segment.size_bytes, read_only=not writable)
 
 
 def _request(

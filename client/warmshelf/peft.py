@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -73,8 +74,8 @@ def load_adapter(
 ) -> Any:
     """Put a leased adapter onto a model and return it as a ``PeftModel``, in evaluation mode.
 
-    The adapter is known there as ``adapter_name(ID)``. The first of a model is active; make
-    another active with ``set_adapter``. The parameters keep the memory alive, also after the lease
+    The adapter is known there as ``adapter_name(ID)``. The first of a model is active; ``switch``
+    makes another active. The parameters keep the memory alive, also after the lease
     has ended: a lease acquired here ends before this returns, and what is mapped is never evicted to make room.
 
     Args:
@@ -99,6 +100,41 @@ def load_adapter(
     with shelf_or_lease.acquire(artifact_id, timeout=timeout, features=honoured_features()) as lease:
         _check_kind(lease, artifact_id)
         return _put(model, lease)
+
+
+def switch(model: Any, artifact_id: str) -> None:
+    """Make an adapter that the model has the only active one. Nothing is acquired, moved or copied.
+
+    Raises:
+        InvalidRequest: the model has no adapter of that ID.
+    """
+    name = _known(model, artifact_id)
+    model.set_adapter(name)
+    model.requires_grad_(requires_grad=False)  # PEFT takes whom it makes active for one to train
+
+
+def remove(model: Any, artifact_id: str) -> Any:
+    """Take an adapter off a model and return the model to go on with; the adapter's memory goes with its last tensor.
+
+    That is the ``PeftModel``, where the first adapter that is left is active if the removed one was; or, after the last
+    adapter, the model that the first was put onto, as PEFT has no model without an adapter.
+
+    Raises:
+        InvalidRequest: the model has no adapter of that ID, or PEFT cannot take it off, as while it is merged.
+        FeatureUnsupported: PEFT changed the model for it and cannot change it back: load the base again.
+    """
+    name = _known(model, artifact_id)
+    change = _change_of_base(model.peft_config[name].to_dict())
+    if change:
+        raise _unsupported([change], " when it is taken off: the base was changed for it")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Adapter .* was active which is now deleted")
+            model.delete_adapter(name)
+    except ValueError as error:
+        raise InvalidRequest(f"PEFT {peft.__version__} cannot remove {artifact_id!r}: {error}") from error
+    left = model if model.peft_config else model.unload()
+    return left.requires_grad_(requires_grad=False)
 
 
 def add_adapter(model: Any, name: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -130,6 +166,13 @@ def add_adapter(model: Any, name: str, config: Mapping[str, Any], tensors: Mappi
         adapted.unload() if is_new else adapted.delete_adapter(name)
         raise
     return adapted.eval()
+
+
+def _known(model: Any, artifact_id: str) -> str:
+    name = adapter_name(artifact_id)
+    if not isinstance(model, peft.PeftModel) or name not in model.peft_config:
+        raise InvalidRequest(f"the model has no adapter {artifact_id!r}", artifact_id=artifact_id)
+    return name
 
 
 def _put(model: Any, lease: Lease) -> Any:

@@ -1,4 +1,4 @@
-"""A lease as a model of transformers, whose parameters are the lease's own memory.
+"""A base on the shelf as a model of transformers, whose parameters are the lease's own memory.
 
 Needs the extra ``transformers``. Nothing is cast, and nothing copied where the artifact's
 names are the model's; where transformers keeps several of a checkpoint's tensors as one,
@@ -14,25 +14,41 @@ from typing import Any
 import torch
 import transformers
 from accelerate import init_empty_weights
+from torch.overrides import TorchFunctionMode
 
+from warmshelf.client import Shelf
 from warmshelf.errors import InvalidRequest, MalformedArtifact
 from warmshelf.lease import Lease
 from warmshelf.torch import tensors as tensors_of
 from warmshelf.types import ArtifactKind
 
+_FILLS = frozenset(
+    f"{how}_" for how in ("normal", "uniform", "trunc_normal", "kaiming_normal", "kaiming_uniform", "xavier_normal")
+) | {"xavier_uniform_", "orthogonal_"}
+"""What gives a tensor random values, by its name in torch."""
+
 _SHOWN_MAX = 3
 """How many names an error shows."""
 
 
-def load_model(lease: Lease, *, config: Any = None, model_class: Any = None) -> Any:
+def load_model(
+    shelf_or_lease: Shelf | Lease,
+    artifact_id: str | None = None,
+    *,
+    timeout: float | None = None,
+    config: Any = None,
+    model_class: Any = None,
+) -> Any:
     """Return a model whose parameters are a leased base, ready to infer.
 
     Every parameter has the dtype, shape and bits that it has in the artifact. The model keeps the
-    lease's memory alive, also after the lease is released. Writing to a parameter changes this
-    lease's private copy only.
+    memory alive, also after the lease has ended: a lease acquired here ends before this returns, and
+    what is mapped is never evicted to make room. Writing to a parameter changes this lease's private copy only.
 
     Args:
-        lease: on a base.
+        shelf_or_lease: where the base is acquired, or a lease on it.
+        artifact_id: the base's ID; not needed with a lease.
+        timeout: seconds for acquiring it.
         config: a ``PretrainedConfig``; by default what the artifact's config.json says.
         model_class: the model's class; by default the first of the config's ``architectures``, else the one
             that ``AutoModelForCausalLM`` has for the config.
@@ -42,7 +58,19 @@ def load_model(lease: Lease, *, config: Any = None, model_class: Any = None) -> 
             know, or that has other parameters than the artifact has tensors (names them).
         MalformedArtifact: there is no config, neither given nor in the artifact.
         UnsupportedDtype: this torch lacks a tensor's dtype.
+        WarmshelfError: it could not be acquired.
     """
+    if isinstance(shelf_or_lease, Lease):
+        return _model(shelf_or_lease, artifact_id, config, model_class)
+    if artifact_id is None:
+        raise InvalidRequest("a base's ID is needed to acquire it")
+    with shelf_or_lease.acquire(artifact_id, timeout=timeout) as lease:
+        return _model(lease, artifact_id, config, model_class)
+
+
+def _model(lease: Lease, artifact_id: str | None, config: Any, model_class: Any) -> Any:
+    if artifact_id not in (None, lease.artifact.artifact_id):
+        raise InvalidRequest(f"the lease is on {lease.artifact.artifact_id!r}, not on {artifact_id!r}")
     if lease.artifact.kind is ArtifactKind.ADAPTER:
         raise InvalidRequest(f"{lease.artifact.artifact_id!r} is an adapter; a model is made of its base")
     return model_of(tensors_of(lease), config or _config(lease), model_class=model_class)
@@ -58,13 +86,26 @@ def model_of(tensors: Mapping[str, torch.Tensor], config: Any, *, model_class: A
     """
     chosen = model_class or _class(config)
     dtype = config.dtype or next((one.dtype for one in tensors.values() if one.is_floating_point()), None)
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), _Unfilled():
         model = chosen._from_config(config, dtype=dtype)  # noqa: SLF001 - from_config, for a class that is known
     tied = {name: tensors[same] for name, same in model.all_tied_weights_keys.items() if same in tensors}
     state = {**tied, **tensors}
     if model.state_dict().keys() == state.keys():
         return _assigned(model, state)
     return _converted(chosen, config, state, dtype)
+
+
+class _Unfilled(TorchFunctionMode):  # type: ignore[misc]  # torch is not looked into
+    """Gives tensors without memory no random values, in this thread: that is most of the time to make such a model."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        filled = args[0] if args else named.get("tensor")
+        if getattr(func, "__name__", "") in _FILLS and isinstance(filled, torch.Tensor) and filled.is_meta:
+            return filled
+        return func(*args, **named)
 
 
 def _config(lease: Lease) -> Any:

@@ -30,6 +30,7 @@ ROW_COUNTS = {
     "trace": 1,
     "bank": 2,
     "payload": 2,
+    "engines": 3,
 }
 """Rows of each benchmark, where file systems may be mounted."""
 

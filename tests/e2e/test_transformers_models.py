@@ -155,3 +155,31 @@ def test_a_config_that_is_missing_or_not_known_is_said(shelf: warmshelf.Shelf, t
     shelf.register("new", path)
     with shelf.acquire("new", timeout=30) as lease, pytest.raises(errors.InvalidRequest, match="of tomorrow"):
         warmshelf.transformers.load_model(lease)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_model_is_had_by_its_id_and_the_lease_has_ended_by_then(
+    tied: bool, shelf: warmshelf.Shelf, tmp_path: Path
+) -> None:
+    """B12, B45: parameters and buffers are right, and stay so when the artifact is gone."""
+    saved = tiny_llama(tied=tied)
+    shelf.register("acme/base", save_model(saved, tmp_path / "base"))
+    model = warmshelf.transformers.load_model(shelf, "acme/base", timeout=30)
+    assert shelf.leases() == []
+    shelf.remove("acme/base")
+    assert torch.equal(logits(model), logits(saved))
+    buffers = dict(saved.named_buffers())
+    assert buffers.keys() == dict(model.named_buffers()).keys() != set()
+    assert all(torch.equal(one, buffers[name]) for name, one in model.named_buffers())
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
+
+
+def test_a_lease_that_was_acquired_here_ends_when_no_model_comes_of_it(shelf: warmshelf.Shelf, tmp_path: Path) -> None:
+    shelf.register("acme/adapter", save_adapter(tiny_llama(), tmp_path / "a"))
+    with pytest.raises(errors.InvalidRequest, match="is an adapter"):
+        warmshelf.transformers.load_model(shelf, "acme/adapter", timeout=30)
+    with pytest.raises(errors.InvalidRequest, match="ID is needed"):
+        warmshelf.transformers.load_model(shelf)
+    assert shelf.leases() == []
+    with shelf.acquire("acme/adapter", timeout=30) as lease, pytest.raises(errors.InvalidRequest, match="not on 'x'"):
+        warmshelf.transformers.load_model(lease, "x")

@@ -218,6 +218,7 @@ class FakeShelf(Shelf):
         rank_max: int = 0,
         features: Sequence[str] | None = None,
         shard: Shard | None = None,
+        writable: bool = True,
     ) -> Lease:
         """Lease an artifact, loading it if need be."""
         wanted = Wanted(
@@ -227,13 +228,14 @@ class FakeShelf(Shelf):
             features=None if features is None else tuple(features),
         )
         claim = self._open().acquire(check_id(artifact_id), self._holder_name, wanted, self._deadline(timeout))
-        return _lease(claim, shard)
+        return _lease(claim, shard, writable=writable)
 
     def stream_tensors(
-        self, artifact_id: str, *, shard: Shard | None = None, timeout: float | None = None
+        self, artifact_id: str, *, shard: Shard | None = None, timeout: float | None = None, writable: bool = True
     ) -> Iterator[tuple[TensorSpec, memoryview]]:
         """Yield an artifact's tensors layer by layer."""
-        with self.acquire(artifact_id, timeout=timeout, shard=shard or EVERYTHING) as lease:
+        shard = shard or EVERYTHING
+        with self.acquire(artifact_id, timeout=timeout, shard=shard, writable=writable) as lease:
             for spec in sorted(lease.specs.values(), key=layer_of):
                 yield spec, lease[spec.name]
 
@@ -270,9 +272,9 @@ class FakeShelf(Shelf):
         yield Progress(LoadPhase.SEAL, artifact.size_bytes, artifact.size_bytes, artifact)
 
 
-def _lease(claim: FakeClaim, shard: Shard | None) -> Lease:
+def _lease(claim: FakeClaim, shard: Shard | None, *, writable: bool) -> Lease:
     """Return the lease of a claim, on bytes of its own, as if mapped anew."""
-    data = bytearray(claim.segment.data)
+    data = bytearray(claim.segment.data) if writable else bytes(claim.segment.data)
     image = SegmentImage(data, len(data))
     segment = SegmentSpec(0, image.header.segment_id, len(data), image.header.content_size_bytes)
     return Lease(
