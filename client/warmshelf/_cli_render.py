@@ -68,7 +68,9 @@ def outcome(one: Registered) -> None:
 
 
 def artifacts(found: Iterable[Artifact]) -> None:
-    """Print one line for each artifact."""
+    """Print one line for each artifact; how far other nodes know it is a column where the registry is shared."""
+    shown = list(found)
+    is_shared = any(artifact.sync is not None for artifact in shown)
     rows = [
         (
             artifact.artifact_id,
@@ -76,12 +78,13 @@ def artifacts(found: Iterable[Artifact]) -> None:
             artifact.state.value,
             size(artifact.size_bytes) if artifact.size_bytes else "-",
             str(artifact.generation),
+            *([artifact.sync.state.value if artifact.sync else "-"] if is_shared else []),
             artifact.spec.base_id or "-",
             artifact.spec.source.uri,
         )
-        for artifact in found
+        for artifact in shown
     ]
-    table(("ID", "KIND", "STATE", "SIZE", "GENERATION", "BASE", "SOURCE"), rows)
+    table(("ID", "KIND", "STATE", "SIZE", "GENERATION", *(["SYNC"] if is_shared else []), "BASE", "SOURCE"), rows)
 
 
 def leases(found: Iterable[LeaseInfo]) -> None:
@@ -170,6 +173,8 @@ def _facts(artifact: Artifact) -> Iterator[_Row]:
     yield "pinned", "yes, page-locked" if artifact.pinned else "no"
     yield "kept resident", _yes(artifact.keep_resident)
     yield "followed", _yes(artifact.follow)
+    if artifact.sync is not None:
+        yield "sync", artifact.sync.state.value + (f": {artifact.sync.reason}" if artifact.sync.reason else "")
     yield "registered", _time(artifact.register_time)
     yield "last used", _time(artifact.last_use_time)
     yield from _source_facts(artifact)

@@ -154,6 +154,23 @@ class Failure:
     details: dict[str, str] = field(default_factory=dict)
 
 
+class SyncState(Enum):
+    """How far the other nodes of a fleet know of a registration."""
+
+    LOCAL = "local"
+    QUEUED = "queued"
+    PUBLISHED = "published"
+    CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """How far the other nodes of a fleet know of a registration; ``reason`` says what a conflict was about."""
+
+    state: SyncState
+    reason: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """An immutable set of tensors known under one ID, as it is at one moment."""
@@ -172,6 +189,7 @@ class Artifact:
     last_use_time: datetime | None = None
     keep_resident: bool = False
     follow: bool = False
+    sync: Sync | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 
@@ -17,6 +18,7 @@ from warmshelfd import __version__
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
 from warmshelfd.domain.leases import LeaseTable
+from warmshelfd.fleet import Fleet
 from warmshelfd.formats.detect import FORMAT_NAMES
 from warmshelfd.hashing import Hashing
 from warmshelfd.inspecting import Sources
@@ -42,6 +44,7 @@ from warmshelfd.servicers.push import PushServicer
 from warmshelfd.servicers.transfer import TransferServicer
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
+from warmshelfd.sources.settings import read_secret
 from warmshelfd.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
@@ -71,7 +74,13 @@ class Daemon:
             settings.adapter_floor_bytes(arena.budget_bytes),
             self.metrics,
         )
-        registry = open_registry(settings.registry)
+        registry = open_registry(
+            settings.registry,
+            copy_path=settings.registry_copy,
+            credentials=partial(_registry_credentials, settings),
+            ca_file=settings.registry_ca_file,
+            count=self.metrics.fleet_failed,
+        )
         loader = Loader(self._sources, residency, registry, _load_threads(settings))
         self._shelf = Shelf(
             catalog=catalog,
@@ -83,6 +92,7 @@ class Daemon:
             on_ready=self._on_ready,
             metrics=self.metrics,
         )
+        self._fleet = Fleet(self._shelf, registry)
         self._hashing = Hashing(self._shelf)
         self._leasing = Leasing(self._shelf, self._hashing)
         # Microseconds since 1970: above whatever number a daemon before this one gave.
@@ -111,6 +121,7 @@ class Daemon:
 
     async def _serve(self) -> None:
         await self._shelf.start()
+        self._fleet.start()
         await self._pushing.start()
         servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
         await servers.start()
@@ -228,6 +239,11 @@ def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:
         __version__, pinning=arena.pinning, page_size_bytes=arena.page_size_bytes, budget_bytes=arena.budget_bytes
     )
     return metrics
+
+
+def _registry_credentials(settings: Settings) -> tuple[str, bytes]:
+    """Return user and password as they are now: a changed file counts from the next connection on."""
+    return settings.registry_username, read_secret(settings.registry_password) if settings.registry_password else b""
 
 
 def _load_threads(settings: Settings) -> LoadThreads:

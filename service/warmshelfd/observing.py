@@ -135,6 +135,7 @@ def stock(shelf: Shelf) -> Stock:
         loads_running=len(loads) - waiting,
         loads_waiting=waiting,
         callers_waiting=sum(load.waiters.count for load in loads),
+        fleet_up=shelf.registry.is_up,
     )
 
 

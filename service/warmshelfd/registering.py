@@ -81,7 +81,7 @@ class Registering:
         """Make an artifact known; see CatalogService.RegisterArtifact for the errors."""
         check_id(artifact_id)
         spec = self._checked(spec)
-        async with self._turn(artifact_id):
+        async with self.turn(artifact_id):
             entry = self._catalog.find(artifact_id)
             if entry is None:
                 entry = await self._register_new(artifact_id, spec, options)
@@ -102,7 +102,7 @@ class Registering:
         Raises:
             SpecMismatch: the ID is known otherwise, and is not to be replaced.
         """
-        async with self._turn(artifact_id):
+        async with self.turn(artifact_id):
             entry = self._catalog.find(artifact_id)
             if entry is None:
                 return to_artifact(await self._register_new(artifact_id, spec, options, digest))
@@ -134,6 +134,26 @@ class Registering:
             check_digest(spec.source.expected_digest)
         return dataclasses.replace(spec, source=self._sources.canonical(spec.source))
 
+    async def take_over(self, entry: Entry | None, found: Registration) -> None:
+        """Have an ID mean what other nodes say it does, as a new generation; in its turn.
+
+        Raises:
+            CatalogFull: as many are known as may be.
+        """
+        numbered = self._matching.numbered(found, entry)
+        if entry is not None:
+            await self._replace(entry, numbered)
+            return
+        entry = to_entry(numbered)
+        self._catalog.add(entry)
+        await self.save(entry)
+        self._base_came(entry)
+
+    def check_canonical(self, spec: ArtifactSpec) -> None:
+        """Return if a spec is one that this node would keep as it stands; errors as RegisterArtifact."""
+        if self._checked(spec) != spec:
+            raise InvalidSpec("the source's URI is not in its one spelling", uri=spec.source.uri)
+
     async def _register_new(
         self, artifact_id: str, spec: ArtifactSpec, options: RegisterOptions, digest: str = ""
     ) -> Entry:
@@ -153,7 +173,7 @@ class Registering:
         entry = to_entry(registration)
         self._catalog.add(entry)
         try:
-            await self.save(entry)
+            await self.save(entry, is_new=True)
         except WarmshelfError:  # but not if the caller stops waiting: then it is registered all the same
             if self._is_known(entry):
                 self._abandon(artifact_id)
@@ -203,13 +223,14 @@ class Registering:
         """Note that the registry need not hear of an ID any more, which was removed."""
         self._unsaved.discard(artifact_id)
 
-    async def save(self, entry: Entry) -> None:
+    async def save(self, entry: Entry, *, is_new: bool = False) -> None:
         """Let the registry know an entry as it is now, in the same breath in which it changed.
 
         So the registry sees all changes in their order, and a removed ID does not come back.
         """
         self._unsaved.add(entry.artifact_id)
-        await self._registry.put(to_registration(entry))
+        put = self._registry.put_new if is_new else self._registry.put
+        await put(to_registration(entry))
         self._unsaved.discard(entry.artifact_id)
 
     async def _complete(self, known: Registration, examined: Examined) -> Registration:
@@ -274,7 +295,7 @@ class Registering:
             self._matching.base_came(entry)
 
     @asynccontextmanager
-    async def _turn(self, artifact_id: str) -> AsyncIterator[None]:
+    async def turn(self, artifact_id: str) -> AsyncIterator[None]:
         """One registration of an ID at a time; the table holds only IDs in use."""
         lock, count = self._turns.get(artifact_id, (asyncio.Lock(), 0))
         self._turns[artifact_id] = (lock, count + 1)
@@ -296,7 +317,7 @@ class Registering:
         Raises:
             SourceChanged: other bytes, and the artifact does not follow its source.
         """
-        async with self._turn(entry.artifact_id):
+        async with self.turn(entry.artifact_id):
             examined = await self._look(entry.spec, must_exist=False)
             known = to_registration(entry)
             changed = examined is not None and bool(known.fingerprint) and examined.fingerprint != known.fingerprint

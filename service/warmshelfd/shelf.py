@@ -72,7 +72,7 @@ class Shelf:
         self.hash_threads = executor(1, "hash")
         self.clock = clock
         self.metrics = metrics
-        self._registry = registry
+        self.registry = registry
         self._loader = loader
 
     # --- start and stop -----------------------------------------------------
@@ -80,7 +80,7 @@ class Shelf:
     async def start(self) -> None:
         """Read the registry, adopt the segments it names, and clean up all others."""
         owners: dict[str, list[Entry]] = {}
-        for registration in await self._registry.load_all():
+        for registration in await self.registry.load_all():
             self.catalog.add(entry := to_entry(registration))
             if entry.segment_id:
                 owners.setdefault(entry.segment_id, []).append(entry)
@@ -105,7 +105,7 @@ class Shelf:
         await self.matching.close()
         await self.flights.close()
         await self.residency.close()
-        await self._registry.close()
+        await self.registry.close()
         self._loader.close()
         self.hash_threads.shutdown()
 
@@ -175,7 +175,7 @@ class Shelf:
         self.residency.forget_name(entry.segment_id, artifact_id, "removed")
         self.registering.forget(artifact_id)
         try:
-            await self._registry.delete(artifact_id)
+            await self.registry.delete(artifact_id)
             failpoints.hit("remove.recorded")
         finally:
             self.residency.notify()

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from warmshelf.errors import DaemonInUse, Internal, InvalidConfig, RegistryUnavailable, WarmshelfError
 from warmshelfd.registry.base import Registration, Registry
@@ -29,6 +29,7 @@ SCHEMA = 1
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _Work = Callable[[sqlite3.Connection], Any]
 
 
@@ -88,6 +89,11 @@ class SqliteRegistry(Registry):
             self._closed = True
             self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Let the thread do something with the file, in order with all else; whoever builds on this file uses it."""
+        result: T = await self._do(work)
+        return result
 
     async def _do(self, work: _Work) -> Any:
         """Let the thread do it, and wait until it is durable. Who stops waiting does not stop the work."""
