@@ -160,9 +160,8 @@ def test_a_new_node_knows_everything_and_a_restarted_one_still_does(fleet: Fleet
 
 def test_what_was_pushed_stays_on_its_node(fleet: Fleet) -> None:
     a, b = fleet.node(), fleet.node()
-    files = adapter_files(pair("model.layers.0.q_proj"))
     with a.connect() as here:
-        here.push("acme/pushed", {name: memoryview(data) for name, data in files.items()})  # type: ignore[arg-type]
+        here.push("acme/pushed", path=write_adapter(fleet.models / "one"))
     assert a.sync_of("acme/pushed") is SyncState.LOCAL
     assert b.sync_of("acme/pushed") is None
 

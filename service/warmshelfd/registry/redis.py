@@ -24,7 +24,7 @@ from warmshelfd.registry.redis_store import Decision
 from warmshelfd.registry.redis_sync import Ears, RedisSync
 from warmshelfd.registry.shared import Change, Shared, Verdict, conflict_text, essence, is_shared
 from warmshelfd.registry.sqlite import SqliteRegistry
-from warmshelfd.registry.synced import REMOVED, Known, forget, load_known, read_some, remember
+from warmshelfd.registry.synced import REMOVED, Known, forget, load_known, read_some, remember, remove
 
 ANSWER_SECONDS = 0.5
 """How long a new registration waits for the other nodes' word; without one it is queued."""
@@ -76,7 +76,7 @@ class RedisRegistry(Registry):
         for registration in registrations:
             self._mark(registration.artifact_id, registration)
         for artifact_id in self._known.keys() - there:
-            if self._known[artifact_id].essence == REMOVED:  # not published before the process ended
+            if self._known[artifact_id].is_removed:  # not published before the process ended
                 self._dirty[artifact_id] = None
             else:  # its record is lost: it is read again
                 del self._known[artifact_id], self._revisions[artifact_id]
@@ -110,14 +110,12 @@ class RedisRegistry(Registry):
         """As the interface says; other nodes are told later."""
         known = self._known.get(artifact_id)
         if known is not None:  # the store has it
-            removed = replace(known, essence=REMOVED)
+            removed = replace(known, essence=REMOVED + known.essence_seen)
             self._set_known(artifact_id, removed)
             self._dirty[artifact_id] = None
             self._changed.set()
-            await asyncio.gather(
-                self._copy.run(lambda connection: remember(connection, {artifact_id: removed})),
-                self._copy.delete(artifact_id),
-            )
+            # Called in this breath, so that it is done before anybody reads what to publish.
+            await self._copy.run(lambda connection: remove(connection, artifact_id, removed))
             return
         self._dirty.pop(artifact_id, None)
         await self._copy.delete(artifact_id)
@@ -195,9 +193,9 @@ class RedisRegistry(Registry):
         changes = []
         for artifact_id in ids:
             mine, known = there.get(artifact_id), self._known.get(artifact_id, _NEW)
-            is_told = is_shared(mine) if mine is not None else known.essence == REMOVED
+            is_told = is_shared(mine) if mine is not None else known.is_removed
             if is_told:
-                changes.append(Change(artifact_id, known.revision, known.digest, mine))
+                changes.append(Change(artifact_id, known.revision, known.essence_seen, known.digest, mine))
         decisions = await asyncio.wrap_future(self._sync.publish(changes)) if changes else []
         self._publishing.difference_update(ids)
         for decision in decisions:

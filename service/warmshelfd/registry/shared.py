@@ -53,12 +53,14 @@ class Change:
     Attributes:
         artifact_id: the ID.
         expected: the revision that the node knows of; 0 if of none.
+        essence_seen: of that revision; "" if of none.
         digest_agreed: the pinned digest of that revision, if the node's own bytes were no other.
         registration: what is wanted; None to remove it.
     """
 
     artifact_id: str
     expected: int
+    essence_seen: str
     digest_agreed: str
     registration: Registration | None
 
@@ -158,7 +160,8 @@ def judge(change: Change, current: Shared | None) -> Verdict:
     if current is None:
         return Verdict.WRITE
     mine, theirs = change.registration, current.registration
-    if current.revision == change.expected:
+    is_as_seen = theirs is not None and essence(theirs) == change.essence_seen  # a digest may have been pinned since
+    if current.revision == change.expected or is_as_seen:
         return Verdict.OTHER_DIGEST if _breaks_pin(change, mine, theirs) else Verdict.WRITE
     if mine is None:
         return Verdict.FOLLOW if theirs is None or not change.expected else Verdict.OTHER_SPEC

@@ -20,8 +20,8 @@ TABLE = (
 )
 
 
-REMOVED = "removed"
-"""The essence of an ID that this node removed and the store still has."""
+REMOVED = "removed "
+"""Begins the essence of an ID that this node removed and the store still has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,16 @@ class Known:
     essence: str
     digest: str = ""
     conflict: str = ""
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether this node removed the ID, which the store does not know yet."""
+        return self.essence.startswith(REMOVED)
+
+    @property
+    def essence_seen(self) -> str:
+        """The essence that the store was last known to have."""
+        return self.essence.removeprefix(REMOVED)
 
 
 def load_known(connection: sqlite3.Connection) -> dict[str, Known]:
@@ -61,6 +71,12 @@ def remember(connection: sqlite3.Connection, known: Mapping[str, Known]) -> None
 def forget(connection: sqlite3.Connection, ids: Sequence[str]) -> None:
     """Drop rows."""
     connection.executemany("DELETE FROM synced WHERE artifact_id = ?", [(artifact_id,) for artifact_id in ids])
+
+
+def remove(connection: sqlite3.Connection, artifact_id: str, removed: Known) -> None:
+    """Drop a registration, and keep that it is to be published."""
+    connection.execute("DELETE FROM registrations WHERE artifact_id = ?", (artifact_id,))
+    remember(connection, {artifact_id: removed})
 
 
 def read_some(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Registration]:
