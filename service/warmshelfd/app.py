@@ -32,6 +32,7 @@ from warmshelfd.opening import open_spool, openers
 from warmshelfd.operating import Operating
 from warmshelfd.pools import LoadThreads, executor
 from warmshelfd.pushing import Pushing
+from warmshelfd.registry.base import Registry
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency
 from warmshelfd.running import log_failure
@@ -74,13 +75,7 @@ class Daemon:
             settings.adapter_floor_bytes(arena.budget_bytes),
             self.metrics,
         )
-        registry = open_registry(
-            settings.registry,
-            copy_path=settings.registry_copy,
-            credentials=partial(_registry_credentials, settings),
-            ca_file=settings.registry_ca_file,
-            count=self.metrics.fleet_failed,
-        )
+        registry = _registry(settings, self.metrics)
         loader = Loader(self._sources, residency, registry, _load_threads(settings))
         self._shelf = Shelf(
             catalog=catalog,
@@ -239,6 +234,16 @@ def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:
         __version__, pinning=arena.pinning, page_size_bytes=arena.page_size_bytes, budget_bytes=arena.budget_bytes
     )
     return metrics
+
+
+def _registry(settings: Settings, metrics: Metrics) -> Registry:
+    return open_registry(
+        settings.registry,
+        copy_path=settings.registry_copy,
+        credentials=partial(_registry_credentials, settings),
+        ca_file=settings.registry_ca_file,
+        count=metrics.fleet_failed,
+    )
 
 
 def _registry_credentials(settings: Settings) -> tuple[str, bytes]:

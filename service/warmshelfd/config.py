@@ -93,7 +93,7 @@ def _defaults(environ: Mapping[str, str], warnings: list[str]) -> dict[str, _Giv
         "listen": f"unix://{runtime}/warmshelf/api.sock" if runtime else f"unix:///tmp/{user}/api.sock",
         "arena": f"/dev/shm/{user}",  # noqa: S108 - the arena makes it 0700 and checks its owner
         "registry": f"sqlite://{state}/warmshelf/registry.sqlite" if state else f"sqlite:///tmp/{user}/registry.sqlite",
-        "registry_copy": f"{state or f'/tmp/{user}'}{'/warmshelf' if state else ''}/registry.sqlite",
+        "registry_copy": f"{state}/warmshelf/registry.sqlite" if state else f"/tmp/{user}/registry.sqlite",  # noqa: S108
         "spool": f"{state}/warmshelf/spool" if state else f"/tmp/{user}/spool",  # noqa: S108 - the spool makes it 0700
     }
     return {name: _Given(value, f"the default of {name}") for name, value in defaults.items()}

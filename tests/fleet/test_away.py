@@ -99,7 +99,9 @@ def test_an_emptied_redis_is_filled_again_by_any_node(fleet: Fleet) -> None:
         for artifact_id in ids:
             here.register(artifact_id, source=model)
         fleet.agree(*ids)
-        for turn, wipe in enumerate((["FLUSHALL"], ["DEL", "{warmshelf}:registrations"], ["DEL", "{warmshelf}:changes"])):
+        for turn, wipe in enumerate(
+            (["FLUSHALL"], ["DEL", "{warmshelf}:registrations"], ["DEL", "{warmshelf}:changes"])
+        ):
             client.execute_command(*wipe)
             eventually(lambda: client.hlen("{warmshelf}:registrations") >= 21, "the registry is filled again", 8)
             here.register(f"later/{turn}", source=model)
@@ -269,5 +271,3 @@ def test_an_idle_node_asks_less_than_once_a_second(fleet: Fleet) -> None:
 def _commands(client: object) -> int:
     stats: dict[str, dict[str, int]] = client.info("commandstats")  # type: ignore[attr-defined]
     return sum(one["calls"] for name, one in stats.items() if name not in ("cmdstat_info", "cmdstat_hlen"))
-
-

@@ -164,5 +164,3 @@ def test_what_was_pushed_stays_on_its_node(fleet: Fleet) -> None:
         here.push("acme/pushed", path=write_adapter(fleet.models / "one"))
     assert a.sync_of("acme/pushed") is SyncState.LOCAL
     assert b.sync_of("acme/pushed") is None
-
-

@@ -62,7 +62,7 @@ class Place(NamedTuple):
 class Deaf(Listener):
     """Takes nothing up: only what this registry is given is looked at."""
 
-    async def hear(self, heard: Heard) -> bool:  # noqa: ARG002
+    async def hear(self, heard: Heard) -> bool:
         return True
 
     def note_sync(self, artifact_id: str) -> None:
@@ -116,7 +116,9 @@ class RegistryContract(ABC):
 
         asyncio.run(prove())
 
-    async def test_ids_that_differ_only_in_case_or_in_signs_are_kept_apart(self, place: Place, full: Registration) -> None:
+    async def test_ids_that_differ_only_in_case_or_in_signs_are_kept_apart(
+        self, place: Place, full: Registration
+    ) -> None:
         """B05: no ID is folded."""
         some = [replace(full, artifact_id=i, generation=g) for g, i in enumerate(["Org/A", "a:b", "org/a", "org_a"])]
         async with opened(place) as registry:
@@ -150,7 +152,9 @@ class RegistryContract(ABC):
             await asyncio.gather(*map(registry.put, some))
             assert await registry.load_all() == some
 
-    async def test_a_caller_that_is_cancelled_harms_no_other_and_no_order(self, place: Place, full: Registration) -> None:
+    async def test_a_caller_that_is_cancelled_harms_no_other_and_no_order(
+        self, place: Place, full: Registration
+    ) -> None:
         faults: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
         async with opened(place) as registry:

@@ -103,10 +103,10 @@ class Registry(ABC):
     async def delete(self, artifact_id: str) -> None:
         """Forget an ID. Forgetting an unknown one is fine."""
 
-    def start(self, listener: Listener) -> None:
+    def start(self, listener: Listener) -> None:  # noqa: B027 - nothing to do where nothing is shared
         """Begin to share, if this kind of registry does. Called once, when what it has was loaded."""
 
-    def sync_of(self, artifact_id: str) -> Sync | None:
+    def sync_of(self, artifact_id: str) -> Sync | None:  # noqa: ARG002
         """Say how far other nodes know of a registration; None if this kind of registry is not shared."""
         return None
 

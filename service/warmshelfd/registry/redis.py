@@ -273,7 +273,7 @@ class RedisRegistry(Registry):
             self._count("refused")
             self._refused(heard.artifact_id, error)
             return
-        except Exception:
+        except Exception:  # noqa: BLE001 - a bug with one record must not end the task
             _log.exception("what other nodes have of %s is left out", heard.artifact_id)
             self._count("internal")
             return

@@ -111,7 +111,7 @@ class RedisSync:
                 self._connected()
             except _FAULTS as error:
                 self._lost(error)
-            except Exception:  # a bug must not end the thread: nodes would drift apart unseen
+            except Exception:  # noqa: BLE001 - a bug must not end the thread: nodes would drift apart unseen
                 _log.exception("the registry's thread")
                 self._ears.up(False)
                 self._ears.failed("internal")

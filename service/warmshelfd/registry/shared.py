@@ -163,10 +163,15 @@ def judge(change: Change, current: Shared | None) -> Verdict:
     is_as_seen = theirs is not None and essence(theirs) == change.essence_seen  # a digest may have been pinned since
     if current.revision == change.expected or is_as_seen:
         return Verdict.OTHER_DIGEST if _breaks_pin(change, mine, theirs) else Verdict.WRITE
+    if theirs is None:  # removed since, unless the node never knew it
+        return Verdict.FOLLOW if change.expected or mine is None else Verdict.WRITE
     if mine is None:
-        return Verdict.FOLLOW if theirs is None or not change.expected else Verdict.OTHER_SPEC
-    if theirs is None:
-        return Verdict.FOLLOW if change.expected else Verdict.WRITE
+        return Verdict.OTHER_SPEC if change.expected else Verdict.FOLLOW
+    return _compared(mine, theirs)
+
+
+def _compared(mine: Registration, theirs: Registration) -> Verdict:
+    """Say which of two registrations that know nothing of each other holds."""
     if spec_conflict(theirs.spec, mine.spec) or mine.follow != theirs.follow:
         return Verdict.OTHER_SPEC
     if mine.follow or not mine.digest or mine.digest == theirs.digest:

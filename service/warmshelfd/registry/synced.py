@@ -16,7 +16,8 @@ from warmshelfd.registry.records import registration_from_json
 
 TABLE = (
     "CREATE TABLE IF NOT EXISTS synced "
-    "(artifact_id TEXT NOT NULL PRIMARY KEY, revision INTEGER NOT NULL, essence TEXT NOT NULL, digest TEXT NOT NULL, conflict TEXT NOT NULL)"
+    "(artifact_id TEXT NOT NULL PRIMARY KEY, revision INTEGER NOT NULL, essence TEXT NOT NULL, "
+    "digest TEXT NOT NULL, conflict TEXT NOT NULL)"
 )
 
 
