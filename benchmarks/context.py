@@ -32,7 +32,8 @@ class Sizes:
     """How large, how many and how often.
 
     Attributes:
-        small_bytes, base_bytes, large_bytes: of bases.
+        small_bytes, base_bytes, large_bytes, encrypted_bytes: of bases.
+        remote_bytes: of the base that is loaded from a server.
         redis_bytes: of the base that is read from Redis.
         adapter_bytes: of the adapter that is acquired and loaded again.
         tensor_count: of the artifact that has many.
@@ -48,7 +49,9 @@ class Sizes:
     small_bytes: int = 64_000_000
     base_bytes: int = 2_400_000_000
     large_bytes: int = 8 << 30
+    remote_bytes: int = 1_000_000_000
     redis_bytes: int = 1_000_000_000
+    encrypted_bytes: int = 1_000_000_000
     adapter_bytes: int = 10_000_000
     tensor_count: int = 100_000
     registration_count: int = 10_000
@@ -67,7 +70,9 @@ QUICK = Sizes(
     small_bytes=1_000_000,
     base_bytes=6_000_000,
     large_bytes=12_000_000,
+    remote_bytes=6_000_000,
     redis_bytes=6_000_000,
+    encrypted_bytes=3_000_000,
     adapter_bytes=500_000,
     tensor_count=1000,
     registration_count=50,

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from runai_model_streamer import SafetensorsStreamer
 from safetensors.torch import load_file
-from tensorizer import TensorDeserializer, TensorSerializer
+from tensorizer import DecryptionParams, EncryptionParams, TensorDeserializer, TensorSerializer
 
 TENSOR_COUNT = 49
 """The same for every size, so that only the size differs."""
@@ -68,20 +68,27 @@ def _write_random(fd: int, offset: int, size: int) -> None:
         os.pwrite(fd, turned[: min(PIECE_BYTES, end - start)], start)
 
 
-def make_tensors(path: Path, safetensors: Path) -> Path:
-    """Write the same tensors as one tensorizer file; return its path."""
-    serializer = TensorSerializer(str(path))
+def make_tensors(path: Path, safetensors: Path, *, key: bytes | None = None) -> Path:
+    """Write the same tensors as one tensorizer file, encrypted if there is a key; return its path."""
+    serializer = TensorSerializer(str(path), encryption=EncryptionParams(key) if key else None)
     serializer.write_state_dict(load_file(safetensors))
     serializer.close()
     return path
 
 
-def read_with_tensorizer(path: Path, reader_count: int, *, verified: bool = False) -> Mapping[str, torch.Tensor]:
+def read_with_tensorizer(
+    path: Path | str, reader_count: int, *, verified: bool = False, key: bytes | None = None
+) -> Mapping[str, torch.Tensor]:
     """Load a tensorizer file into memory, as a worker without warmshelf would."""
-    return _whole(TensorDeserializer(str(path), device="cpu", num_readers=reader_count, verify_hash=verified))
+    encryption = DecryptionParams.from_key(key) if key else None
+    return _whole(
+        TensorDeserializer(
+            str(path), device="cpu", num_readers=reader_count, verify_hash=verified, encryption=encryption
+        )
+    )
 
 
-def read_with_streamer(path: Path) -> Mapping[str, torch.Tensor]:
+def read_with_streamer(path: Path | str) -> Mapping[str, torch.Tensor]:
     """Load a safetensors file into memory with the Run:ai streamer. Each tensor it yields is ours to keep."""
     with SafetensorsStreamer() as streamer:
         streamer.stream_file(str(path), device="cpu")

@@ -24,6 +24,7 @@ from rich.console import Console
 from benchmarks import (
     adapter,
     cold,
+    encrypted,
     health,
     loading_memory,
     many_tensors,
@@ -32,6 +33,7 @@ from benchmarks import (
     reload,
     request_payload,
     restart,
+    s3,
     stream,
     tensorizer_file,
     trace,
@@ -45,7 +47,9 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "reload": reload.run,
     "cold": cold.run,
     "tensors": tensorizer_file.run,
+    "s3": s3.run,
     "redis": redis.run,
+    "encrypted": encrypted.run,
     "stream": stream.run,
     "memory": loading_memory.run,
     "restart": restart.run,
@@ -55,7 +59,7 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "payload": request_payload.run,
 }
 
-PEERS = ("grpcio", "peft", "runai-model-streamer", "safetensors", "tensorizer", "torch")
+PEERS = ("grpcio", "peft", "obstore", "runai-model-streamer", "safetensors", "tensorizer", "torch")
 
 
 def main() -> int:

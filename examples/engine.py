@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from crc32c import crc32c
-from peft import LoraConfig, PeftModel, set_peft_model_state_dict
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from peft import PeftModel
+from transformers import AutoConfig, AutoTokenizer
+
+import warmshelf.peft
+import warmshelf.transformers
 
 QUESTION = "What is the capital of France?"
 ANSWER_TOKENS_MAX = 24
 
 AS_IT_IS = {"low_cpu_mem_usage": True, "autocast_adapter_dtype": False}
-"""Told to peft: allocate nothing for an adapter, and cast nothing."""
+"""Told to peft where it loads an adapter itself, as warmshelf.peft does: allocate nothing, and cast nothing."""
 
 # peft asks transformers by the old name, each time that it adds adapters to a model.
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
@@ -37,19 +39,12 @@ class Engine:
         # Several workers share the machine: threads would only spin against each other.
         torch.set_num_threads(1)
         self._tokenizer = AutoTokenizer.from_pretrained(directory)
-        self._model = _build(directory, tensors)
+        self._model = warmshelf.transformers.model_of(tensors, AutoConfig.from_pretrained(directory))
         self._adapted: PeftModel | None = None  # the same model, while it has adapters
 
     def adapt(self, name: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Add an adapter to the model, by its adapter_config.json and its tensors."""
-        lora = LoraConfig.from_peft_type(**config)
-        if self._adapted is None:
-            self._adapted = PeftModel(self._model, lora, adapter_name=name, **AS_IT_IS).eval()
-        else:
-            self._adapted.add_adapter(name, lora, **AS_IT_IS)
-        found = set_peft_model_state_dict(self._adapted, tensors, adapter_name=name, low_cpu_mem_usage=True)
-        if found.unexpected_keys:
-            raise ValueError(f"the model has no place for {found.unexpected_keys[0]!r} of {name!r}")
+        self._adapted = warmshelf.peft.add_adapter(self._adapted or self._model, name, config, tensors)
 
     def adapt_from_disk(self, name: str, directory: Path) -> None:
         """Let peft load an adapter from its directory: what ``adapt`` is compared with."""
@@ -92,21 +87,6 @@ def prompt(tokenizer: Any) -> Mapping[str, torch.Tensor]:
         [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     return asked
-
-
-def _build(directory: Path, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """Return the model whose parameters are these tensors.
-
-    Tied names (here the output layer, tied to the embeddings) are not in the file, so
-    they are given before: then loading can be strict.
-    """
-    config = AutoConfig.from_pretrained(directory)
-    with init_empty_weights(include_buffers=False):
-        model: torch.nn.Module = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
-    tied = {name: tensors[same] for name, same in model.all_tied_weights_keys.items() if same in tensors}
-    model.load_state_dict({**tied, **tensors}, strict=True, assign=True)
-    model.tie_weights()
-    return model.eval()
 
 
 def touch(tensors: Mapping[str, torch.Tensor]) -> None:

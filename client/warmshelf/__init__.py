@@ -1,8 +1,9 @@
 """warmshelf: model weights and LoRA adapters from host memory, at once.
 
 ``connect`` returns a ``Shelf``; ``Shelf.acquire`` returns a ``Lease``, from which
-``warmshelf.torch.tensors`` and ``warmshelf.numpy.arrays`` make tensors and arrays. Those
-two modules, and what they need, are imported when first used.
+``warmshelf.torch.tensors`` and ``warmshelf.numpy.arrays`` make tensors and arrays,
+``warmshelf.transformers.load_model`` a model and ``warmshelf.peft.load_adapter`` an adapter in
+one. Those modules, and what they need, are imported when first used.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from warmshelf.types import (
     Capacity,
     Change,
     ChangeKind,
+    EngineOutcome,
+    EngineVerdict,
     Failure,
     Inspection,
     LeaseInfo,
@@ -50,6 +53,8 @@ __all__ = [
     "Capacity",
     "Change",
     "ChangeKind",
+    "EngineOutcome",
+    "EngineVerdict",
     "Failure",
     "Inspection",
     "Layout",
@@ -71,7 +76,7 @@ __all__ = [
     "errors",
 ]
 
-_AT_FIRST_USE = ("numpy", "torch")
+_AT_FIRST_USE = ("numpy", "peft", "torch", "transformers")
 
 
 def __getattr__(name: str) -> Any:

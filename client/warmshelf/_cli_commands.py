@@ -11,16 +11,18 @@ from typing import Annotated, Optional
 
 import typer
 
-from warmshelf import _cli_bench, _cli_push
+from warmshelf import _cli_bench, _cli_push, _cli_tensorize
 from warmshelf import _cli_render as render
 from warmshelf._cli_push_store import push_to_store
 from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.client import Shelf, connect
 from warmshelf.errors import DaemonUnreachable, InvalidRequest, WarmshelfError
+from warmshelf.tensorize import LIBRARIES
 from warmshelf.types import Artifact
 from warmshelf.v1 import catalog_pb2, lease_pb2
 
 REFUSED_STATUS = 1
+USAGE_STATUS = 2
 UNREACHABLE_STATUS = 3
 
 app = typer.Typer(
@@ -38,6 +40,10 @@ Address = Annotated[
 Output = Annotated[
     Optional[render.Output],  # noqa: UP045 - typer reads it at run time
     typer.Option(help="For people, or for programs with the names of the protocol."),
+]
+KeyFile = Annotated[
+    Optional[str],  # noqa: UP045 - typer reads it at run time
+    typer.Option(metavar="K", help="File with the key: 32 bytes, raw or in hexadecimal, or a passphrase."),
 ]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The artifact's ID.")]
 
@@ -85,6 +91,22 @@ def _daemon(context: typer.Context, address: str | None) -> Iterator[Shelf]:
     except WarmshelfError as error:
         render.error(error)
         raise typer.Exit(_status(error)) from None
+
+
+@contextlib.contextmanager
+def _local() -> Iterator[None]:
+    """Report what goes wrong with work that is done here."""
+    try:
+        yield
+    except WarmshelfError as error:
+        render.error(error)
+        raise typer.Exit(REFUSED_STATUS) from None
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in LIBRARIES:
+            raise
+        typer.echo(f"warmshelf: this command needs {library}: pip install 'warmshelf[tensorizer]'", err=True)
+        raise typer.Exit(USAGE_STATUS) from None
 
 
 def _status(error: WarmshelfError) -> int:
@@ -330,6 +352,37 @@ def bench(
     with _daemon(context, address) as shelf:
         found = _cli_bench.run(shelf, artifact_ids or [], source, round_count=rounds, reload=reload)
         _cli_bench.show(found, _output(context, output))
+
+
+@app.command()
+def tensorize(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A directory of safetensors here, or one such file.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Must not exist, or be an empty directory.")],
+    key_file: KeyFile = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Give the file a name for each of vLLM's ranks.")
+    ] = 1,
+    output: Output = None,
+) -> None:
+    """Write a model or an adapter as tensorizer's .tensors; no daemon is asked."""
+    with _local():
+        found = _cli_tensorize.tensorize(source, out, key_file, tensor_parallel)
+        _cli_tensorize.show(found, out, _output(context, output))
+
+
+@app.command()
+def untensorize(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A directory with a .tensors file here, or the file.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Must not exist, or be an empty directory.")],
+    key_file: KeyFile = None,
+    output: Output = None,
+) -> None:
+    """Write a .tensors file as a directory of safetensors, bit for bit; no daemon is asked."""
+    with _local():
+        found = _cli_tensorize.untensorize(source, out, key_file)
+        _cli_tensorize.show(found, out, _output(context, output))
 
 
 def _print_artifact(artifact: Artifact, output: render.Output) -> None:

@@ -22,14 +22,14 @@ _KINDS = {field.name: bool if field.type == "bool" else str for field in fields(
 
 def push(shelf: Shelf, artifact_id: str, path: str, *, base: str, replace: bool, keep: bool) -> Artifact:
     """Push a directory; on a terminal, show a bar."""
-    with render.bar(artifact_id) as show:
+    with render.bar(artifact_id) as tell:
         return shelf.push(
             artifact_id,
             path=path,
             base=base,
             replace=replace,
             keep=keep,
-            progress=lambda done, total: show(f"{artifact_id} push", done, total),
+            progress=lambda done, total: tell("push", done, total),
         )
 
 

@@ -118,8 +118,8 @@ def whole_artifact(artifact: Artifact) -> None:
 
 
 @contextmanager
-def bar(text: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar on a terminal; what is given is told its text, how many bytes are done, and of how many."""
+def bar(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """On a terminal, show a bar; give a function that tells it of what, and how many bytes of how many, are done."""
     console = _console(sys.stderr)
     columns = (
         progress.TextColumn("{task.description}", markup=False),
@@ -128,16 +128,20 @@ def bar(text: str) -> Iterator[Callable[[str, int, int], None]]:
         progress.TransferSpeedColumn(),
     )
     with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        task = shown.add_task(text, total=None)
-        yield lambda now, done, total: shown.update(task, description=now, completed=done, total=total or None)
+        task = shown.add_task(title, total=None)
+
+        def tell(what: str, done_bytes: int, total_bytes: int) -> None:
+            shown.update(task, description=f"{title} {what}", completed=done_bytes, total=total_bytes or None)
+
+        yield tell
 
 
 def watch_load(artifact_id: str, steps: Iterator[Progress]) -> Artifact:
     """Return the artifact that a load ends with; on a terminal, show a bar until then."""
     last: Progress | None = None
-    with bar(artifact_id) as show:
+    with bar(artifact_id) as tell:
         for last in steps:
-            show(f"{artifact_id} {last.phase.value}", last.done_bytes, last.total_bytes)
+            tell(last.phase.value, last.done_bytes, last.total_bytes)
     if last is None or last.artifact is None:
         raise Internal(f"the load of {artifact_id} ended without a result")
     return last.artifact
@@ -208,6 +212,9 @@ def _adapter_facts(adapter: AdapterInspection) -> Iterator[_Row]:
     yield "largest rank", str(adapter.rank_max)
     yield "features", ", ".join(adapter.features) or "plain LoRA"
     yield "against base", adapter.base_check.value
+    for verdict in adapter.engine_verdicts:
+        why = "".join(f"\n  {reason}" for reason in verdict.reasons)
+        yield f"{verdict.engine} {verdict.engine_version}", verdict.outcome.value + why
     yield "modules", ", ".join(adapter.module_names)
     if adapter.unmatched_module_names:
         yield "not in base", ", ".join(adapter.unmatched_module_names)

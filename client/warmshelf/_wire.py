@@ -26,6 +26,8 @@ from warmshelf.types import (
     Capacity,
     Change,
     ChangeKind,
+    EngineOutcome,
+    EngineVerdict,
     Failure,
     Inspection,
     LeaseInfo,
@@ -56,6 +58,9 @@ _STATE_NUMBERS: dict[ArtifactState, Any] = {
 _CHECK_NUMBERS: dict[BaseCheck, Any] = {
     check: artifact_pb2.BaseCheck.Value(f"BASE_CHECK_{check.name}") for check in BaseCheck
 }
+_OUTCOME_NUMBERS: dict[EngineOutcome, Any] = {
+    outcome: artifact_pb2.EngineOutcome.Value(f"ENGINE_OUTCOME_{outcome.name}") for outcome in EngineOutcome
+}
 _PHASE_NUMBERS: dict[LoadPhase, Any] = {
     phase: catalog_pb2.LoadPhase.Value(f"LOAD_PHASE_{phase.name}") for phase in LoadPhase
 }
@@ -72,6 +77,7 @@ _SYNC_NUMBERS: dict[SyncState, Any] = {
 _KINDS = _by_number(KIND_NUMBERS)
 _STATES = _by_number(_STATE_NUMBERS)
 _CHECKS = _by_number(_CHECK_NUMBERS)
+_OUTCOMES = _by_number(_OUTCOME_NUMBERS)
 _PHASES = _by_number(_PHASE_NUMBERS)
 _SYNCS = _by_number(_SYNC_NUMBERS)
 
@@ -163,6 +169,13 @@ def _adapter_to_proto(adapter: AdapterInspection, *, full: bool) -> artifact_pb2
         message.module_names.extend(adapter.module_names)
         message.unmatched_module_names.extend(adapter.unmatched_module_names)
         message.config_json = adapter.config_json
+        for verdict in adapter.engine_verdicts:
+            message.engine_verdicts.add(
+                engine=verdict.engine,
+                engine_version=verdict.engine_version,
+                outcome=_OUTCOME_NUMBERS[verdict.outcome],
+                reasons=verdict.reasons,
+            )
     return message
 
 
@@ -186,7 +199,13 @@ def _adapter_from_proto(message: artifact_pb2.AdapterInspection) -> AdapterInspe
         base_check=_CHECKS.get(message.base_check, BaseCheck.UNCHECKED),
         unmatched_module_names=tuple(message.unmatched_module_names),
         config_json=message.config_json,
+        engine_verdicts=tuple(map(_verdict_from_proto, message.engine_verdicts)),
     )
+
+
+def _verdict_from_proto(message: artifact_pb2.EngineVerdict) -> EngineVerdict:
+    outcome = _OUTCOMES.get(message.outcome, EngineOutcome.UNKNOWN)
+    return EngineVerdict(message.engine, message.engine_version, outcome, tuple(message.reasons))
 
 
 def artifact_to_proto(artifact: Artifact, *, full: bool = True) -> artifact_pb2.Artifact:

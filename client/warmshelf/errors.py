@@ -15,6 +15,18 @@ from warmshelf._error import Code as Code
 from warmshelf._error import Detail as Detail
 from warmshelf._error import Fault as Fault
 from warmshelf._error import WarmshelfError as WarmshelfError
+from warmshelf._source_errors import ConfigMissing as ConfigMissing
+from warmshelf._source_errors import DecryptionFailed as DecryptionFailed
+from warmshelf._source_errors import DigestMismatch as DigestMismatch
+from warmshelf._source_errors import KeyMissing as KeyMissing
+from warmshelf._source_errors import MalformedArtifact as MalformedArtifact
+from warmshelf._source_errors import SourceChanged as SourceChanged
+from warmshelf._source_errors import SourceChangedDuringLoad as SourceChangedDuringLoad
+from warmshelf._source_errors import SourceNotFound as SourceNotFound
+from warmshelf._source_errors import SourceTruncated as SourceTruncated
+from warmshelf._source_errors import SourceUnavailable as SourceUnavailable
+from warmshelf._source_errors import UnsupportedDtype as UnsupportedDtype
+from warmshelf._source_errors import UnsupportedFormat as UnsupportedFormat
 
 DOMAIN = "warmshelf.v1"
 """The ``domain`` of every ``google.rpc.ErrorInfo`` sent by the daemon."""
@@ -147,68 +159,6 @@ class FormatTooNew(_CallerError):
     """The segment was written in a newer format than this side reads."""
 
     code = Code.UNIMPLEMENTED
-
-
-# --- the source's -----------------------------------------------------------
-
-
-class _SourceError(WarmshelfError):
-    fault = Fault.SOURCE
-    code = Code.INVALID_ARGUMENT
-
-
-class MalformedArtifact(_SourceError):
-    """A file of the source is not what its format says it must be."""
-
-
-class UnsupportedFormat(_SourceError):
-    """The source's files are in no format that the daemon reads."""
-
-
-class UnsupportedDtype(_SourceError):
-    """A tensor has a dtype that is not known."""
-
-
-class ConfigMissing(_SourceError):
-    """The source lacks the config file that its kind needs."""
-
-
-class SourceNotFound(_SourceError):
-    """The source, or a file that it promises, does not exist."""
-
-    code = Code.NOT_FOUND
-
-
-class SourceTruncated(_SourceError):
-    """A file is shorter than its own header says."""
-
-    code = Code.DATA_LOSS
-
-
-class SourceChanged(_SourceError):
-    """The source holds other bytes than those the ID was pinned to."""
-
-    code = Code.FAILED_PRECONDITION
-
-
-class SourceChangedDuringLoad(_SourceError):
-    """The source changed while it was being read."""
-
-    code = Code.ABORTED
-    retryable = True
-
-
-class SourceUnavailable(_SourceError):
-    """The source cannot be read just now."""
-
-    code = Code.UNAVAILABLE
-    retryable = True
-
-
-class DigestMismatch(_SourceError):
-    """The content has another digest than expected."""
-
-    code = Code.DATA_LOSS
 
 
 # --- the daemon's -----------------------------------------------------------

@@ -18,7 +18,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from warmshelf.dtypes import DTYPES
 from warmshelf.errors import InvalidRequest, MalformedArtifact, SegmentCorrupt, UnsupportedDtype
@@ -70,13 +71,25 @@ def write_directory(lease: Lease, directory: str | os.PathLike[str], *, shard_by
     small_files = {_checked_name(name): data for name, data in lease.files.items()}
     if len(files) > 1:
         small_files[_INDEX] = index_of(files)
+    with new_directory(path) as partial:
+        _fill(partial, lease, files, small_files)
+
+
+@contextmanager
+def new_directory(path: str) -> Iterator[str]:
+    """Give a directory to write into, which gets its name once all is there, and is removed if anything fails.
+
+    Raises:
+        InvalidRequest: it cannot be written.
+    """
     parent = os.path.dirname(path)
     partial = os.path.join(parent, f".warmshelf-{secrets.token_hex(8)}.partial")
     try:
         os.makedirs(parent, exist_ok=True)
         os.mkdir(partial)
         try:
-            _fill(partial, lease, files, small_files)
+            yield partial
+            _sync(partial)
             os.rename(partial, path)  # onto an empty directory too, but onto nothing else
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -149,7 +162,6 @@ def _fill(
         _write(os.path.join(directory, name), [data])
     for name, specs in files.items():
         _write(os.path.join(directory, name), [header_of(specs), *(lease[spec.name] for spec in specs)])
-    _sync(directory)
 
 
 def _write(path: str, parts: Iterable[bytes | memoryview]) -> None:

@@ -79,6 +79,26 @@ class BaseCheck(Enum):
     PARTIAL = "partial"
 
 
+class EngineOutcome(Enum):
+    """What an engine does with an adapter, from best to worst."""
+
+    SERVES = "serves"
+    CONDITIONAL = "conditional"
+    UNKNOWN = "unknown"
+    MISSERVES = "misserves"
+    REFUSES = "refuses"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineVerdict:
+    """What is known of an engine and an adapter. MISSERVES: it takes it and computes something else."""
+
+    engine: str
+    engine_version: str
+    outcome: EngineOutcome
+    reasons: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where bytes come from and which are meant. Carries no secret."""
@@ -123,7 +143,10 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class AdapterInspection:
-    """What a LoRA adapter's headers and config told."""
+    """What a LoRA adapter's headers and config told.
+
+    ``engine_verdicts`` follow from the rest; ``Shelf.get`` and ``Shelf.register`` have them, listings not.
+    """
 
     adapter_number: int = 0
     rank_max: int = 0
@@ -132,6 +155,7 @@ class AdapterInspection:
     base_check: BaseCheck = BaseCheck.UNCHECKED
     unmatched_module_names: tuple[str, ...] = ()
     config_json: bytes = b""
+    engine_verdicts: tuple[EngineVerdict, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

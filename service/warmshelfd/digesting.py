@@ -6,7 +6,7 @@ Blocking: called in threads. Knows the encoding of warmshelf.digest, no catalog.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import blake3
@@ -14,7 +14,6 @@ import blake3
 from warmshelf.digest import combine
 from warmshelf.errors import DigestMismatch, LoadCancelled
 from warmshelf.layout import TensorSpec
-from warmshelfd.domain.extents import TensorEntry
 from warmshelfd.formats.base import Check, Inspected
 from warmshelfd.sources.base import OpenSource
 
@@ -24,6 +23,8 @@ _STEP_BYTES = 16 << 20
 _FILE_STEP_BYTES = 4 << 20
 
 Cancelled = Callable[[], bool]
+ReadInto = Callable[[str, int, memoryview], None]
+"""Fills the view with a file's bytes: name, offset, view."""
 
 
 def content_digest(tensors: Sequence[TensorSpec], data: memoryview, config: bytes, cancelled: Cancelled) -> str:
@@ -52,22 +53,27 @@ def _hashed(
         yield spec.name, spec.dtype, spec.shape, known[place]
 
 
-def source_digest(source: OpenSource, inspected: Inspected, config: bytes, cancelled: Cancelled) -> str:
-    """Return the digest that loading the source would give, reading it through a small buffer."""
-    buffer = memoryview(bytearray(_FILE_STEP_BYTES))
+def source_digest(read_into: ReadInto, inspected: Inspected, config: bytes, cancelled: Cancelled) -> str:
+    """Return the digest that loading the source would give, reading it through a small buffer, which ends zeroed."""
+    box_bytes = inspected.encryption.box_bytes if inspected.encryption else 1
+    step = _FILE_STEP_BYTES // box_bytes * box_bytes or box_bytes  # what is encrypted is read in whole boxes
+    buffer = memoryview(bytearray(step))
 
     def hashed() -> Iterator[tuple[str, str, tuple[int, ...], bytes]]:
         for e in inspected.entries:
             hasher = blake3.blake3()
-            for start in range(0, e.size_bytes, _FILE_STEP_BYTES):
+            for start in range(0, e.size_bytes, step):
                 if cancelled():
                     raise LoadCancelled("hashing was stopped")
-                view = buffer[: min(_FILE_STEP_BYTES, e.size_bytes - start)]
-                source.read_into(inspected.file_names[e.file_index], e.offset_bytes + start, view)
+                view = buffer[: min(step, e.size_bytes - start)]
+                read_into(inspected.file_names[e.file_index], e.offset_bytes + start, view)
                 hasher.update(view)
             yield e.name, e.dtype, e.shape, hasher.digest()
 
-    return "blake3:" + combine(hashed(), config, blake3.blake3())
+    try:
+        return "blake3:" + combine(hashed(), config, blake3.blake3())
+    finally:
+        buffer[:] = bytes(step)
 
 
 def _hash(view: memoryview, cancelled: Cancelled) -> bytes:
@@ -103,7 +109,7 @@ def by_sha256(check: Check, view: memoryview) -> None:
 
 
 def check_hashes(
-    inspected: Inspected,
+    checks: Iterable[Check],
     tensors: Sequence[TensorSpec],
     data: memoryview,
     check: Callable[[Check, memoryview], None],
@@ -112,23 +118,20 @@ def check_hashes(
 ) -> None:
     """Compare the hashes that the source's format carries with the bytes in a segment, on several threads.
 
-    Does nothing for a format without hashes.
-
     Raises:
         DigestMismatch: a tensor has another hash than its file says; names it.
         LoadCancelled: ``cancelled`` said so.
     """
     places = {spec.name: spec for spec in tensors}
 
-    def check_one(pair: tuple[TensorEntry, Check]) -> None:
+    def check_one(one: Check) -> None:
         if cancelled():
             raise LoadCancelled("hashing was stopped")
-        spec = places[pair[0].name]
-        check(pair[1], data[spec.offset_bytes : spec.end_bytes])
+        spec = places[one.name]
+        check(one, data[spec.offset_bytes : spec.end_bytes])
 
-    pairs = zip(inspected.entries, inspected.checks, strict=False)  # a format without hashes has no checks
     with ThreadPoolExecutor(threads, "verify") as pool:
-        for _ in pool.map(check_one, pairs):
+        for _ in pool.map(check_one, checks):
             pass
 
 

@@ -166,7 +166,6 @@ class Flights:
             self._residency.end_stream(segment_id)
         else:
             self._residency.add(loaded.segment, entry, load.waiters)
-            self._residency.get(segment_id).unverified = loaded.unverified
         self._catalog.apply(entry.artifact_id, Event.SEALED)
         entry.pinned = loaded.segment.pinned
         self._catalog.touch(entry, entry.last_use_time or loaded.registration.register_time)

@@ -6,11 +6,14 @@ Runs on the event loop; hashing goes to a thread, one artifact at a time.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 from warmshelf.errors import DigestMismatch
 from warmshelf.types import ArtifactState
+from warmshelf.v1 import manifest_pb2
 from warmshelfd.digesting import Cancelled, by_sha256, check_hashes, content_digest
 from warmshelfd.domain.catalog import Entry
+from warmshelfd.formats.tensorizer_hashes import HashedTensor
 from warmshelfd.inspecting import config_of
 from warmshelfd.residency import Shelved
 from warmshelfd.running import log_failure, run_stoppable
@@ -28,7 +31,7 @@ class Hashing:
         if entry.state is not ArtifactState.READY:
             return None
         shelved = self._shelf.residency.get(entry.segment_id)
-        if entry.digest and shelved.unverified is None:
+        if entry.digest and not entry.hashes_owed:
             return None
         if shelved.hashing is None or shelved.hashing.done():
             shelved.hashing = asyncio.get_running_loop().create_task(self._hash(entry, shelved))
@@ -36,21 +39,24 @@ class Hashing:
         return shelved.hashing
 
     async def _hash(self, entry: Entry, shelved: Shelved) -> None:
-        segment, unverified = shelved.segment, shelved.unverified
-        config = config_of(shelved.kind, {file.name: file.data for file in segment.manifest.small_files})
+        segment, known, hashes_owed = shelved.segment, entry.digest, entry.hashes_owed
 
         def work(stopped: Cancelled) -> str:
-            tensors = segment.layout.tensors
-            if unverified is not None:
-                check_hashes(unverified, tensors, segment.view, by_sha256, stopped, threads=1)
-            return entry.digest or content_digest(tensors, segment.view, config, stopped)
+            manifest, tensors = segment.manifest, segment.layout.tensors
+            if hashes_owed:
+                check_hashes(_checks(manifest), tensors, segment.view, by_sha256, stopped, threads=1)
+            config = config_of(shelved.kind, {file.name: file.data for file in manifest.small_files})
+            return known or content_digest(tensors, segment.view, config, stopped)
 
         try:
             digest = await run_stoppable(self._shelf.hash_threads, work)
         except DigestMismatch as error:
-            if shelved.entries.get(entry.artifact_id) is entry and entry.state is ArtifactState.READY:
-                self._shelf.withdraw(entry, error)
+            self._shelf.withdraw_bytes(segment.segment_id, error)
             return
-        shelved.unverified = None
-        if shelved.entries.get(entry.artifact_id) is entry and not entry.digest:
-            await self._shelf.learn_digest(entry, digest)
+        for owner in [one for one in shelved.entries.values() if one.hashes_owed or not one.digest]:
+            await self._shelf.learn_digest(owner, digest)
+
+
+def _checks(manifest: manifest_pb2.Manifest) -> Iterator[HashedTensor]:
+    """Return the hashes that a manifest keeps until they have been compared."""
+    return (HashedTensor(one.name, None, one.sha256, one.prefix) for one in manifest.hashes)

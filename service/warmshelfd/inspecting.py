@@ -14,15 +14,19 @@ from warmshelf._wire import layout_to_proto
 from warmshelf.errors import InvalidSpec
 from warmshelf.layout import Layout, SegmentSpec
 from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection, Source
+from warmshelfd.decrypting import Keys
 from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.formats.base import FormatLimits, Inspected
-from warmshelfd.formats.detect import detect
+from warmshelfd.formats.detect import detect, first_reads
 from warmshelfd.memo import InspectionMemo, Prepared
 from warmshelfd.memory.arena import Arena
 from warmshelfd.sources.base import OpenSource, SourceOpener
 
 _MEMO_BYTES_MAX = 64 << 20
 """What inspections to remember: the headers of a thousand adapters of 420 tensors, with what they meant."""
+
+_EXTRAS = {"s3": "s3", "hf": "hub"}
+"""Schemes whose library may not be installed, and the extra that brings it."""
 
 _MANIFEST_SLACK_BYTES = 4096
 """Room in the manifest for what is not the small files: fingerprint, digest, names' overhead."""
@@ -55,7 +59,8 @@ class Examined:
 class Sources:
     """Opens and inspects sources by their URI's scheme."""
 
-    def __init__(self, openers: Mapping[str, SourceOpener], limits: FormatLimits) -> None:
+    def __init__(self, openers: Mapping[str, SourceOpener], limits: FormatLimits, keys: Keys) -> None:
+        self.keys = keys
         self._openers = openers
         self._limits = limits
         self._memo = InspectionMemo(detect, bytes_max=_MEMO_BYTES_MAX)
@@ -80,6 +85,7 @@ class Sources:
 
     def examine(self, opened: OpenSource) -> Examined:
         """Read an open source's headers and config."""
+        opened.expect(first_reads(opened.files()))
         prepared = self._memo.inspect(opened, self._limits)
         sizes = opened.files()
         small = sum(sizes[name] + len(name.encode()) + 16 for name in prepared.inspected.small_files)
@@ -89,7 +95,10 @@ class Sources:
         scheme = _scheme(uri)
         opener = self._openers.get(scheme)
         if opener is None:
-            raise InvalidSpec(f"no source for scheme {scheme!r}; there are {', '.join(self.schemes)}", scheme=scheme)
+            hint = f". pip install 'warmshelf[{_EXTRAS[scheme]}]' adds it" if scheme in _EXTRAS else ""
+            raise InvalidSpec(
+                f"no source for scheme {scheme!r}; there are {', '.join(self.schemes)}{hint}", scheme=scheme
+            )
         return opener
 
 
@@ -121,7 +130,13 @@ def outline_segment(arena: Arena, examined: Examined) -> Outline:
 
 def _manifest_bytes_max(examined: Examined) -> int:
     names = sum(len(name.encode()) + 8 for name in examined.inspected.file_names)
-    return examined.small_bytes + names + len(examined.fingerprint) + _MANIFEST_SLACK_BYTES
+    return (
+        examined.small_bytes
+        + names
+        + len(examined.fingerprint)
+        + examined.prepared.hashes_bytes
+        + _MANIFEST_SLACK_BYTES
+    )
 
 
 def check_kind(spec: ArtifactSpec, found: ArtifactKind) -> None:
@@ -142,4 +157,5 @@ def config_of(kind: ArtifactKind, small_files: Mapping[str, bytes]) -> bytes:
 def read_small_files(source: OpenSource, examined: Examined) -> dict[str, bytes]:
     """Return the bytes of each file that is kept whole, by its name."""
     sizes = source.files()
+    source.expect((name, 0, sizes[name]) for name in examined.inspected.small_files)
     return {name: source.read(name, 0, sizes[name]) for name in examined.inspected.small_files}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -21,6 +21,7 @@ from warmshelf.errors import ArenaFull, SourceChanged, SourceChangedDuringLoad, 
 from warmshelf.types import ArtifactKind, LoadPhase, Source
 from warmshelf.v1 import manifest_pb2
 from warmshelfd import __version__, failpoints
+from warmshelfd.decrypting import plain_reads
 from warmshelfd.digesting import (
     Cancelled,
     by_crc32,
@@ -31,7 +32,7 @@ from warmshelfd.digesting import (
     file_digest,
     source_digest,
 )
-from warmshelfd.formats.base import Inspected
+from warmshelfd.formats.base import Check
 from warmshelfd.inspecting import Examined, Sources, check_kind, config_of, outline_segment, read_small_files
 from warmshelfd.memory.segment import Segment, SegmentWriter
 from warmshelfd.pools import LoadThreads, Pools
@@ -104,14 +105,12 @@ class _Job:
 class Loaded:
     """The bytes of an artifact.
 
-    Shared ones count as being read until ``end_stream``. ``unverified`` has hashes of
-    the source's format that are still to be compared, if it has any.
+    Shared ones count as being read until ``end_stream``.
     """
 
     segment: Segment
     registration: Registration
     is_shared: bool = False
-    unverified: Inspected | None = None
 
 
 class Loader:
@@ -125,11 +124,13 @@ class Loader:
         self._read_threads = threads.reads
         self._pools = Pools(threads)
 
-    async def inspect(self, source: Source) -> Examined:
-        """Inspect a source and say how much room it will take."""
+    async def inspect(self, source: Source, *, needs_key: bool) -> Examined:
+        """Inspect a source and say how much room it will take; ``needs_key``: also try the key, if it is encrypted."""
 
         def inspect(opened: OpenSource, _: Cancelled) -> Examined:
             examined = self._sources.examine(opened)
+            if needs_key:
+                self._sources.keys.find(opened, examined.inspected)
             return dataclasses.replace(examined, size_bytes=outline_segment(self._arena, examined).size_bytes)
 
         return await self._with_source(source, inspect)
@@ -140,7 +141,8 @@ class Loader:
         def digest(opened: OpenSource, cancelled: Cancelled) -> str:
             inspected = (examined := self._sources.examine(opened)).inspected
             config = config_of(inspected.kind, read_small_files(opened, examined))
-            return source_digest(opened, inspected, config, cancelled)
+            reads = plain_reads(opened, inspected, self._sources.keys)
+            return source_digest(reads.read_into, inspected, config, cancelled)
 
         return await self._with_source(source, digest)
 
@@ -216,15 +218,17 @@ class Loader:
         if shared is not None:
             return shared
         load.enter(LoadPhase.SEAL)
-        manifest = _manifest(job.examined, small, digest)
+        owed = () if must_hash else job.examined.inspected.checks
+        manifest = _manifest(job.examined, small, digest, owed)
         await self._run(job, lambda _: writer.finish(manifest.SerializeToString()))
-        registration = _registration(job, digest, writer.segment_id, writer.size_bytes)
+        registration = _registration(
+            job, digest, writer.segment_id, writer.size_bytes, hashes_owed=bool(manifest.hashes)
+        )
         await self._registry.put(registration)  # before the name: a file with a name is always known
         failpoints.hit("load.recorded")
         load.enter(LoadPhase.PIN)
         segment = await run_to_the_end(self._threads(job), writer.publish)
-        unverified = None if must_hash or not job.examined.inspected.checks else job.examined.inspected
-        return Loaded(segment, registration, unverified=unverified)
+        return Loaded(segment, registration)
 
     async def _share(self, job: _Job, digest: str) -> Loaded | None:
         """Return the resident bytes with this digest, held against eviction, if there are any."""
@@ -233,7 +237,8 @@ class Loader:
             return None
         segment = self._residency.begin_stream(segment_id)
         try:
-            registration = _registration(job, digest, segment_id, segment.size_bytes)
+            hashes_owed = any(owner.hashes_owed for owner in self._residency.owners(segment_id))
+            registration = _registration(job, digest, segment_id, segment.size_bytes, hashes_owed=hashes_owed)
             await self._registry.put(registration)
         except BaseException:
             self._residency.end_stream(segment_id)
@@ -242,22 +247,24 @@ class Loader:
 
     def _fill(self, job: _Job, load: Load, writer: SegmentWriter, cancelled: Cancelled) -> dict[str, bytes]:
         names = job.examined.inspected.file_names
+        reads = plain_reads(job.source, job.examined.inspected, self._sources.keys)
 
         def read(file_index: int, offset: int, view: memoryview) -> None:
-            job.source.read_into(names[file_index], offset, view)
+            reads.read_into(names[file_index], offset, view)
 
         small = read_small_files(job.source, job.examined)
-        threads = min(self._read_threads, job.source.parallel_reads_max or self._read_threads)
-        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance)
+        threads = _read_threads(self._read_threads, job.source)
+        gap_bytes = job.source.gap_bytes
+        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes)
         return small
 
     def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:
         """Check the bytes that were read; return their digest, or "" if nobody needs it yet."""
         known, expected, inspected = job.known, job.known.spec.source.expected_digest, job.examined.inspected
-        check_hashes(inspected, writer.tensors, writer.data, by_crc32, cancelled, self._read_threads)
+        check_hashes(inspected.checks, writer.tensors, writer.data, by_crc32, cancelled, self._read_threads)
         digest = ""
         if must_hash:  # else the format's slow hashes are compared after READY, as is the digest
-            check_hashes(inspected, writer.tensors, writer.data, by_sha256, cancelled, self._read_threads)
+            check_hashes(inspected.checks, writer.tensors, writer.data, by_sha256, cancelled, self._read_threads)
             digest = content_digest(writer.tensors, writer.data, config, cancelled)
         if expected.startswith("sha256:"):
             _expect_file(job, cancelled)
@@ -301,6 +308,12 @@ class Loader:
 # --- parts ------------------------------------------------------------------
 
 
+def _read_threads(usual: int, source: OpenSource) -> int:
+    """Return how many reads of a source are made at once."""
+    threads = max(usual, source.parallel_reads_min)
+    return min(threads, source.parallel_reads_max or threads)
+
+
 def _must_hash(job: _Job) -> bool:
     """Say whether the digest must be known before sealing.
 
@@ -339,7 +352,7 @@ def _expect_file(job: _Job, cancelled: Cancelled) -> None:
     expect(job.known.spec.source.expected_digest, actual, f"file {names[0]!r}")
 
 
-def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int) -> Registration:
+def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int, *, hashes_owed: bool) -> Registration:
     known = job.known
     changed = bool(known.fingerprint) and known.fingerprint != job.examined.fingerprint
     # A digest that nobody had time to learn cannot say that changed bytes are the same.
@@ -351,11 +364,14 @@ def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int) -> R
         digest=digest or known.digest,
         segment_id=segment_id,
         size_bytes=size_bytes,
+        hashes_owed=hashes_owed,
     )
     return job.as_asked(registration)
 
 
-def _manifest(examined: Examined, small: Mapping[str, bytes], digest: str) -> manifest_pb2.Manifest:
+def _manifest(
+    examined: Examined, small: Mapping[str, bytes], digest: str, owed: Iterable[Check]
+) -> manifest_pb2.Manifest:
     manifest = manifest_pb2.Manifest(
         kind=KIND_NUMBERS[examined.inspected.kind],
         fingerprint=examined.fingerprint,
@@ -364,6 +380,7 @@ def _manifest(examined: Examined, small: Mapping[str, bytes], digest: str) -> ma
         file_names=examined.inspected.file_names,
         small_files=[manifest_pb2.SmallFile(name=name, data=data) for name, data in sorted(small.items())],
         daemon_version=__version__,
+        hashes=[manifest_pb2.TensorHash(name=one.name, prefix=one.prefix, sha256=one.sha256) for one in owed],
     )
     manifest.seal_time.FromDatetime(datetime.now(timezone.utc))
     return manifest

@@ -25,6 +25,10 @@ _PIECE_BYTES = 4096
 """What a pipe takes without blocking if it says that it takes anything: PIPE_BUF of Linux."""
 
 
+_TALKATIVE = ("httpcore", "httpcore2", "httpx", "httpx2", "urllib3")
+"""Loggers of libraries that write every URL at INFO or below, also those that are signed."""
+
+
 class LogFormat(Enum):
     """How lines look."""
 
@@ -101,6 +105,8 @@ def set_up_log(log_format: LogFormat) -> LineWriter:
     ]
     writer = LineWriter(fd)
     logging.basicConfig(level=logging.INFO, handlers=[_Handler(writer, processors)], force=True)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
     structlog.configure(
         processors=processors,
         logger_factory=partial(_Logger, writer),

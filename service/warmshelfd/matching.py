@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from warmshelf.errors import BaseMismatch, Internal, InvalidSpec, WarmshelfError
 from warmshelf.types import AdapterInspection, ArtifactKind, ArtifactState, BaseCheck, Inspection
@@ -29,6 +29,8 @@ _NUMBER_MAX = (1 << 31) - 1
 """What engines take."""
 
 _VOCABULARY = "vocabulary:"
+
+_NOT_COMPARED = BaseResult(BaseCheck.UNCHECKED, (), ())
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -90,34 +92,35 @@ class Matching:
             InvalidSpec: what is said to be its base is an adapter.
         """
         adapter, shapes = (known.inspection.adapter if known.inspection else None), known.adapter_shapes
-        base = await self._base_shapes(known.spec.base_id) if adapter and shapes else None
-        if adapter is None or shapes is None or base is None:
+        base = self._catalog.find(known.spec.base_id) if known.spec.base_id else None
+        held = await self._base_shapes(base) if adapter and shapes and base else None
+        if adapter is None or shapes is None or held is None:
             return known
         try:
-            result = await self._residency.in_thread(check_against_base, shapes, base)
+            result = await self._residency.in_thread(check_against_base, shapes, held)
         except BaseMismatch as error:
             error.details.setdefault("base_id", known.spec.base_id)
             raise
+        if self._catalog.find(known.spec.base_id) is not base:
+            return unchecked(known)  # removed while it was compared with
         return _with_adapter(known, _judged(adapter, result))
 
-    async def _base_shapes(self, base_id: str) -> Shapes | None:
-        """Return name and shape of every tensor of a base; None if it is not known or cannot be read now."""
-        base = self._catalog.find(base_id) if base_id else None
-        if base is None:
-            return None
+    async def _base_shapes(self, base: Entry) -> Shapes | None:
+        """Return name and shape of every tensor of a base; None if it cannot be read now."""
+        base_id = base.artifact_id
         if base.kind is ArtifactKind.ADAPTER:
             raise InvalidSpec(f"{base_id!r} is an adapter, no base", base_id=base_id)
         layout = self._residency.find_layout(base.segment_id)
         if layout is not None:
             return {spec.name: spec.shape for spec in layout.tensors}
         try:
-            examined = await self._loader.inspect(base.spec.source)
+            examined = await self._loader.inspect(base.spec.source, needs_key=False)
         except WarmshelfError as error:
             _log.info("base %s cannot be looked at now: %s", base_id, error)
             return None
         return {entry.name: entry.shape for entry in examined.inspected.entries}
 
-    # --- when a base comes --------------------------------------------------
+    # --- when a base comes or goes ------------------------------------------
 
     def base_came(self, base: Entry) -> None:
         """Compare the adapters of a new base with it, behind everything else."""
@@ -126,6 +129,33 @@ class Matching:
             self._checks.add(task)
             task.add_done_callback(self._checks.discard)
             task.add_done_callback(log_failure)
+
+    def gone(self, entry: Entry) -> list[Entry]:
+        """An artifact is no longer known. If it was a base, let its adapters say so; return them, for ``keep``.
+
+        What fitted it need not fit the next of its name. They are served as before.
+        """
+        return [] if entry.kind is ArtifactKind.ADAPTER else self._doubt({entry.artifact_id})
+
+    def bases_missing(self) -> None:
+        """Do the same for every base that is not known: the daemon may have died before all was kept."""
+        named = {entry.spec.base_id for entry in self._catalog if _is_compared(entry)}
+        self._doubt({base_id for base_id in named if self._catalog.find(base_id) is None})
+
+    def _doubt(self, base_ids: set[str]) -> list[Entry]:
+        doubted = [entry for entry in self._catalog if entry.spec.base_id in base_ids and _is_compared(entry)]
+        for entry in doubted:
+            entry.inspection = unchecked(to_registration(entry)).inspection
+            self._catalog.changed(entry)
+        return doubted
+
+    async def keep(self, entries: Iterable[Entry]) -> None:
+        """Let the registry know adapters as they are now; those removed meanwhile are left out."""
+        await asyncio.gather(*map(self._put, entries))
+
+    async def _put(self, entry: Entry) -> None:
+        if self._catalog.find(entry.artifact_id) is entry:
+            await self._registry.put(to_registration(entry))
 
     async def _check_adapters(self, base_id: str) -> None:
         for entry in self.adapters_of(base_id):
@@ -183,15 +213,18 @@ class Matching:
 def unchecked(known: Registration) -> Registration:
     """Return the registration of an adapter of which nothing is known any more about how it fits."""
     adapter = known.inspection.adapter if known.inspection else None
-    if adapter is None:
-        return known
-    return _with_adapter(known, dataclasses.replace(adapter, base_check=BaseCheck.UNCHECKED, unmatched_module_names=()))
+    return known if adapter is None else _with_adapter(known, _judged(adapter, _NOT_COMPARED))
 
 
 def needs_check(entry: Entry) -> bool:
     """Say whether an adapter names a base and was not compared with it yet."""
     adapter = entry.inspection.adapter if entry.inspection else None
     return adapter is not None and adapter.base_check is BaseCheck.UNCHECKED and bool(entry.spec.base_id)
+
+
+def _is_compared(entry: Entry) -> bool:
+    adapter = entry.inspection.adapter if entry.inspection else None
+    return adapter is not None and adapter.base_check is not BaseCheck.UNCHECKED
 
 
 def _judged(adapter: AdapterInspection, result: BaseResult) -> AdapterInspection:

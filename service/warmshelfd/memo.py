@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from warmshelf._wire import layout_to_proto
 from warmshelf.layout import Layout
 from warmshelf.types import ArtifactKind, Inspection
 from warmshelfd.domain.extents import SegmentPlan, plan_segment
-from warmshelfd.formats.base import Files, FormatLimits, Inspected
+from warmshelfd.formats.base import Files, FormatLimits, Inspected, Range, expect
+
+_HASH_SLACK_BYTES = 32
+"""What the manifest's encoding adds to one hash."""
 
 _Listing = tuple[tuple[str, int], ...]
 _Read = tuple[str, int, bytes]  # name, offset, what was there
@@ -28,12 +31,14 @@ class Prepared:
     """An inspection, and what follows from it alone.
 
     ``tensor_table`` is the encoded layout without its segment: the rest can be put before it.
+    ``hashes_bytes`` bounds the format's slow hashes in a manifest.
     """
 
     inspected: Inspected
     inspection: Inspection
     plan: SegmentPlan
     tensor_table: bytes
+    hashes_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,8 @@ class InspectionMemo:
             known = self._records.get(listing)
             if known is not None:
                 self._records.move_to_end(listing)
+        if known is not None:
+            expect(files, ((name, at, len(data)) for name, at, data in known.reads))
         if known is not None and all(files.read(name, at, len(data)) == data for name, at, data in known.reads):
             return known.prepared
         recorder = _Recorder(files)
@@ -101,6 +108,9 @@ class _Recorder:
         self.size_bytes += size
         return data
 
+    def expect(self, ranges: Iterable[Range]) -> None:
+        expect(self._files, ranges)
+
 
 def prepare(inspected: Inspected) -> Prepared:
     """Return an inspection with what follows from it."""
@@ -113,6 +123,17 @@ def prepare(inspected: Inspected) -> Prepared:
         tensor_bytes=sum(size for _, _, size in ranges),
         adapter=inspected.adapter,
     )
-    plan = plan_segment(entries, packed=inspected.kind is ArtifactKind.ADAPTER)
+    step_bytes = inspected.encryption.box_bytes if inspected.encryption else 0
+    plan = plan_segment(entries, packed=inspected.kind is ArtifactKind.ADAPTER, step_bytes=step_bytes)
     table = layout_to_proto(Layout(0, (), plan.tensors)).SerializeToString()
-    return Prepared(inspected, inspection, plan, table)
+    return Prepared(inspected, inspection, plan, table, _hashes_bytes(inspected))
+
+
+def _hashes_bytes(inspected: Inspected) -> int:
+    """Return what the format's slow hashes take in a manifest, if they are to be compared later."""
+    if inspected.kind is ArtifactKind.ADAPTER:
+        return 0
+    return sum(
+        len(check.name.encode()) + len(check.prefix) + len(check.sha256) + _HASH_SLACK_BYTES
+        for check in inspected.checks
+    )

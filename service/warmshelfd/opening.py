@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
+from importlib.util import find_spec
 
+from warmshelf.errors import InvalidConfig, InvalidSpec
 from warmshelf.redis_uri import SCHEMES
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.tensorizer_pieces import tensor_pieces
@@ -18,8 +20,10 @@ from warmshelfd.sources.base import SourceOpener
 from warmshelfd.sources.file import FileOpener
 from warmshelfd.sources.http import Files, HttpOpener
 from warmshelfd.sources.http_exchange import PORTS, Reach
+from warmshelfd.sources.hub import HubOpener
 from warmshelfd.sources.limits import RetryLimits, TimeLimits
 from warmshelfd.sources.redis import RedisOpener
+from warmshelfd.sources.s3 import S3Opener
 from warmshelfd.sources.spool import SpoolOpener
 from warmshelfd.spool.base import Spool
 from warmshelfd.spool.directory import DirectorySpool
@@ -32,12 +36,31 @@ def openers(settings: Settings) -> Mapping[str, SourceOpener]:
         "spool": SpoolOpener(DirectorySpool(settings.spool).kept_directory),
         **_http_openers(settings),
         **{scheme: _redis(settings, scheme) for scheme in SCHEMES},
+        **_optional_openers(settings),
     }
 
 
 def open_spool(settings: Settings) -> Spool:
     """Return the spool that the settings name; it is opened later. Further kinds of spool are chosen here."""
     return DirectorySpool(settings.spool)
+
+
+def _optional_openers(settings: Settings) -> Mapping[str, SourceOpener]:
+    """Return those whose library is installed.
+
+    Raises:
+        InvalidConfig: an allowed prefix is none of its scheme.
+    """
+    found: dict[str, SourceOpener] = {}
+    limits = time_limits(settings)
+    try:
+        if find_spec("obstore"):
+            found["s3"] = S3Opener(_allowed(settings, "s3"), settings.source, limits, settings.source_read_threads)
+        if find_spec("huggingface_hub"):
+            found["hf"] = HubOpener(_allowed(settings, "hf"), settings.source, limits, settings.source_read_threads)
+    except InvalidSpec as error:
+        raise InvalidConfig(f"allow_source: {error.message}") from None
+    return found
 
 
 def _redis(settings: Settings, scheme: str) -> RedisOpener:

@@ -6,6 +6,7 @@ import dataclasses
 
 from warmshelf.types import Artifact
 from warmshelfd.domain.catalog import Entry
+from warmshelfd.domain.engines import engine_verdicts
 from warmshelfd.registry.base import Registration
 
 _REMEMBERED = (
@@ -21,6 +22,7 @@ _REMEMBERED = (
     "digest",
     "segment_id",
     "size_bytes",
+    "hashes_owed",
 )
 
 
@@ -61,9 +63,18 @@ def to_artifact(entry: Entry) -> Artifact:
     )
 
 
+def judged(artifact: Artifact) -> Artifact:
+    """Return the artifact with what engines make of it, if it is an adapter."""
+    inspection = artifact.inspection
+    if inspection is None or inspection.adapter is None:
+        return artifact
+    adapter = dataclasses.replace(inspection.adapter, engine_verdicts=engine_verdicts(inspection.adapter))
+    return dataclasses.replace(artifact, inspection=dataclasses.replace(inspection, adapter=adapter))
+
+
 def forgotten(known: Registration) -> Registration:
     """Return the registration with nothing of its present bytes."""
-    return dataclasses.replace(known, digest="", segment_id="", size_bytes=0)
+    return dataclasses.replace(known, digest="", segment_id="", size_bytes=0, hashes_owed=False)
 
 
 def merged(now: Registration, known: Registration, wanted: Registration) -> Registration:

@@ -117,7 +117,7 @@ class Registering:
                 )
             wanted = _asked(to_registration(entry), spec, options)
             if not is_same:
-                found = await self._complete(forgotten(wanted), await self._inspect(spec))
+                found = await self._complete(forgotten(wanted), await self._inspect(spec, needs_key=True))
                 await self._replace(entry, dataclasses.replace(found, digest=digest))
             elif wanted.keep_resident != entry.keep_resident or artifact_id in self._unsaved:
                 entry.keep_resident = wanted.keep_resident
@@ -168,7 +168,7 @@ class Registering:
             digest=digest,
         )
         if not options.defer_inspection:
-            registration = await self._complete(registration, await self._inspect(spec))
+            registration = await self._complete(registration, await self._inspect(spec, needs_key=True))
         failpoints.hit("register.inspected")
         entry = to_entry(registration)
         self._catalog.add(entry)
@@ -183,8 +183,8 @@ class Registering:
         self._base_came(entry)
         return entry
 
-    async def _inspect(self, spec: ArtifactSpec) -> Examined:
-        examined = await self._loader.inspect(spec.source)
+    async def _inspect(self, spec: ArtifactSpec, *, needs_key: bool) -> Examined:
+        examined = await self._loader.inspect(spec.source, needs_key=needs_key)
         check_kind(spec, examined.inspected.kind)
         return examined
 
@@ -241,7 +241,7 @@ class Registering:
     async def _look(self, spec: ArtifactSpec, *, must_exist: bool) -> Examined | None:
         """Inspect; a source that cannot be seen now is no change of it."""
         try:
-            return await self._inspect(spec)
+            return await self._inspect(spec, needs_key=must_exist)
         except (SourceNotFound, SourceUnavailable):
             if must_exist:
                 raise

@@ -21,7 +21,6 @@ from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.leases import LeaseTable
 from warmshelfd.domain.placement import ArenaView, Fits, Need, Resident, plan
 from warmshelfd.domain.state import Event
-from warmshelfd.formats.base import Inspected
 from warmshelfd.memory.arena import Arena, Reservation
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import EvictReason, Metrics
@@ -55,8 +54,8 @@ class Shelved:
     is the same, none once the bytes have no name.
     ``streams`` counts reads under way; ``mapped`` is what the last probe found.
     ``checking`` is the check of its blocks, which others wait for; ``hashing`` is
-    work on its bytes that may be stopped at any time; it compares the hashes that
-    ``unverified`` carries. ``waiters`` asked for the load that brought it.
+    work on its bytes that may be stopped at any time. ``waiters`` asked for the load
+    that brought it.
     """
 
     segment: Segment
@@ -67,7 +66,6 @@ class Shelved:
     mapped: bool = False
     checking: asyncio.Task[None] | None = None
     hashing: asyncio.Task[None] | None = None
-    unverified: Inspected | None = None
 
 
 class Residency:

@@ -210,6 +210,8 @@ class Settings(BaseSettings):
     """Adapters that load at once from one server, or from this node's files, never behind a base."""
     read_threads: Count = 4
     """Parallel reads of one base's load."""
+    source_read_threads: Count = 8
+    """Parallel reads of one load from S3 or a hub, each of some MiB: one alone is as slow as one connection is."""
     reserve_bytes: Size = 512 << 20
     """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
     With the budget it must fit into the cgroup's limit."""
@@ -249,6 +251,12 @@ class Settings(BaseSettings):
     """Longest file kept whole beside the tensors."""
     format_small_files_bytes_max: Size = _FORMAT.small_files_bytes_max
     """All of those together."""
+    format_box_bytes_max: Size = _FORMAT.box_bytes_max
+    """Longest run of encrypted bytes under one MAC; each reading thread holds one, and 4 MiB besides."""
+    format_argon2_memory_bytes_max: Size = _FORMAT.argon2_memory_bytes_max
+    """Memory for deriving a key from a passphrase, out of the reserve; tensorizer's "sensitive" takes 1GiB."""
+    format_argon2_passes_max: Count = _FORMAT.argon2_passes_max
+    """Passes over that memory."""
 
     @classmethod
     def settings_customise_sources(

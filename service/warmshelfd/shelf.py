@@ -84,6 +84,7 @@ class Shelf:
             self.catalog.add(entry := to_entry(registration))
             if entry.segment_id:
                 owners.setdefault(entry.segment_id, []).append(entry)
+        self.matching.bases_missing()
         for segment_id, outcome in await self.residency.in_thread(lambda: list(adopt(self.residency.arena, owners))):
             self._adopted(owners[segment_id], outcome)
 
@@ -174,9 +175,11 @@ class Shelf:
         self.catalog.apply(artifact_id, Event.REMOVED)
         self.residency.forget_name(entry.segment_id, artifact_id, "removed")
         self.registering.forget(artifact_id)
+        doubted = self.matching.gone(entry)
         try:
             await self.registry.delete(artifact_id)
             failpoints.hit("remove.recorded")
+            await self.matching.keep(doubted)
         finally:
             self.residency.notify()
             await self.residency.let_go(entry.segment_id)
@@ -198,9 +201,9 @@ class Shelf:
     # --- digests and changes ------------------------------------------------
 
     async def learn_digest(self, entry: Entry, digest: str) -> None:
-        """Pin the digest of a resident generation; bytes that are there twice become one."""
+        """Pin the digest of a generation whose bytes are right; bytes that are there twice become one."""
         twin_id, old_id = self.residency.find_content(digest, entry.kind), entry.segment_id
-        entry.digest = digest
+        entry.digest, entry.hashes_owed = digest, False
         if twin_id and twin_id != old_id:
             entry.segment_id = twin_id
             self.residency.share(twin_id, entry)

@@ -184,16 +184,19 @@ def test_a_socket_of_another_user_is_not_trusted_unless_named(
 def test_after_an_import_of_warmshelf_nothing_heavy_is_loaded() -> None:
     code = """
 import sys, warmshelf
-heavy = {"torch", "numpy", "typer", "rich", "pydantic", "vllm", "blake3", "warmshelfd"}
+heavy = {"torch", "numpy", "peft", "transformers", "typer", "rich", "pydantic", "vllm", "blake3", "warmshelfd"}
 print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch"])
-def test_arrays_and_tensors_are_there_after_an_import_of_warmshelf_alone(name: str) -> None:
-    function = {"numpy": "arrays", "torch": "tensors"}[name]
+FUNCTIONS = {"numpy": "arrays", "torch": "tensors", "transformers": "load_model", "peft": "load_adapter"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_makes_use_of_a_lease_is_there_after_an_import_of_warmshelf_alone(name: str) -> None:
+    function = FUNCTIONS[name]
     code = f"import warmshelf; print(callable(warmshelf.{name}.{function}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "True"

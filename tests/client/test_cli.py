@@ -185,8 +185,8 @@ def test_an_artifact_is_evicted(run: Run, stand_in: StandIn, segment: SegmentFil
     assert "registered" in out
 
 
-def test_show_prints_everything(run: Run, stand_in: StandIn) -> None:
-    adapter = artifact_pb2.AdapterInspection(
+def an_adapter() -> artifact_pb2.AdapterInspection:
+    return artifact_pb2.AdapterInspection(
         adapter_number=7,
         rank_max=16,
         module_names=["q_proj", "v_proj"],
@@ -194,7 +194,19 @@ def test_show_prints_everything(run: Run, stand_in: StandIn) -> None:
         base_check=artifact_pb2.BASE_CHECK_PARTIAL,
         unmatched_module_names=["w_proj"],
         config_json=b'{"r": 16}',
+        engine_verdicts=[
+            artifact_pb2.EngineVerdict(
+                engine="vllm",
+                engine_version="0.32",
+                outcome=artifact_pb2.ENGINE_OUTCOME_REFUSES,
+                reasons=["dora: is not supported", "rank 16: fits"],
+            ),
+            artifact_pb2.EngineVerdict(engine="peft", outcome=99),
+        ],
     )
+
+
+def test_show_prints_everything(run: Run, stand_in: StandIn) -> None:
     stand_in.artifacts["org/a"] = artifact_pb2.Artifact(
         artifact_id="org/a",
         kind=artifact_pb2.ARTIFACT_KIND_ADAPTER,
@@ -205,7 +217,7 @@ def test_show_prints_everything(run: Run, stand_in: StandIn) -> None:
         spec=artifact_pb2.ArtifactSpec(source=artifact_pb2.Source(uri="file:///a", revision="r1")),
         failure=artifact_pb2.Failure(reason="ARENA_FULL", message="no room", details={"need_bytes": "7"}),
         inspection=artifact_pb2.Inspection(
-            file_names=["one.safetensors", "two.safetensors"], tensor_count=2, tensor_bytes=5, adapter=adapter
+            file_names=["one.safetensors", "two.safetensors"], tensor_count=2, tensor_bytes=5, adapter=an_adapter()
         ),
     )
     out = run("show", "org/a")[1]
@@ -224,9 +236,15 @@ def test_show_prints_everything(run: Run, stand_in: StandIn) -> None:
         "partial",
         "w_proj",
         '{"r": 16}',
-        "16",
+        "vllm 0.32",
+        "refuses",
+        "dora: is not supported",
+        "unknown",
     ):
         assert text in out
+    shown = json.loads(run("show", "org/a", "--output", "json")[1])["inspection"]["adapter"]["engine_verdicts"]
+    assert shown[0]["outcome"] == "ENGINE_OUTCOME_REFUSES"
+    assert shown[0]["reasons"] == ["dora: is not supported", "rank 16: fits"]
 
 
 def test_what_a_terminal_would_obey_is_made_visible(run: Run, stand_in: StandIn) -> None:

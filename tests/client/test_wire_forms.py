@@ -23,6 +23,8 @@ from warmshelf.types import (
     Capacity,
     Change,
     ChangeKind,
+    EngineOutcome,
+    EngineVerdict,
     Failure,
     Inspection,
     LeaseInfo,
@@ -46,8 +48,11 @@ specs = st.one_of(
     st.builds(ArtifactSpec, sources, st.sampled_from([ArtifactKind.UNKNOWN, ArtifactKind.BASE])),
     st.builds(ArtifactSpec, sources, st.just(ArtifactKind.ADAPTER), texts),
 )
+verdicts = st.lists(st.builds(EngineVerdict, texts, texts, st.sampled_from(EngineOutcome), names), max_size=3).map(
+    tuple
+)
 adapters = st.builds(
-    AdapterInspection, counts, counts, names, names, st.sampled_from(BaseCheck), names, st.binary(max_size=20)
+    AdapterInspection, counts, counts, names, names, st.sampled_from(BaseCheck), names, st.binary(max_size=20), verdicts
 )
 inspections = st.builds(Inspection, texts, names, counts, numbers, st.none() | adapters)
 failures = st.builds(Failure, texts, texts, st.dictionaries(texts, texts, max_size=3))

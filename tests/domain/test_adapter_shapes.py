@@ -19,9 +19,9 @@ GROUP: dict[str, Any] = {"leaf": "weight", "shape": [8, 8], "paired": True, "mod
 RECORD: dict[str, Any] = {"fan_in_fan_out": False, "groups": [GROUP]}
 
 
-@given(st.lists(NEEDS, max_size=8), st.booleans())
-def test_shapes_are_read_back_from_json_the_same(needs: list[Need], fan_in_fan_out: bool) -> None:
-    shapes = adapter_shapes(needs, fan_in_fan_out=fan_in_fan_out)
+@given(st.lists(NEEDS, max_size=8), st.booleans(), st.lists(st.integers(0, 99), max_size=4))
+def test_shapes_are_read_back_from_json_the_same(needs: list[Need], fan_in_fan_out: bool, layers: list[int]) -> None:
+    shapes = adapter_shapes(needs, fan_in_fan_out=fan_in_fan_out, layers=layers)
     record = json.loads(json.dumps(shapes_to_record(shapes)))
     assert shapes_from_record(record, shapes.module_names) == shapes
     assert set(shapes.needs) == set(needs)
@@ -44,6 +44,9 @@ def test_a_shape_is_written_once_for_all_its_modules() -> None:
         {**RECORD, "more": 1},
         {**RECORD, "fan_in_fan_out": 0},
         {**RECORD, "groups": {}},
+        {**RECORD, "layers": 1},
+        {**RECORD, "layers": [-1]},
+        {**RECORD, "layers": [True]},
         {**RECORD, "groups": [5]},
         *[
             {**RECORD, "groups": [{**GROUP, **change}]}

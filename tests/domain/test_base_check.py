@@ -160,6 +160,20 @@ def test_a_need_without_a_shape_is_for_the_module_alone() -> None:
         check(Need("elsewhere", "weight", None, paired=True))
 
 
+def test_layers_used_twice_are_looked_for_where_they_come_from() -> None:
+    """B15: three layers made into four; a fifth is nowhere."""
+    base = {f"model.layers.{i}.q.weight": (8, 8 + i) for i in range(3)} | {"h.head.weight": (8, 8)}
+    needs = [pair(f"model.layers.{i}.q", 8, 8 + layer) for i, layer in enumerate((0, 1, 1, 2))]
+    shapes = adapter_shapes([*needs, pair("h.head", 8, 8)], fan_in_fan_out=False, layers=(0, 1, 1, 2))
+    assert check_against_base(shapes, base) == BaseResult(BaseCheck.MATCHED, shapes.module_names, ())
+    above = adapter_shapes([*needs, pair("model.layers.4.q", 8, 8)], fan_in_fan_out=False, layers=(0, 1, 1, 2))
+    assert check_against_base(above, base).unmatched == ("model.layers.4.q",)
+    with pytest.raises(BaseMismatch, match=r"model.layers.2.q"):
+        check_against_base(
+            adapter_shapes([pair("model.layers.3.q", 8, 8)], fan_in_fan_out=False, layers=(0, 1, 1, 2)), base
+        )
+
+
 def test_an_adapter_that_needs_nothing_is_unchecked() -> None:
     assert check() == BaseResult(BaseCheck.UNCHECKED, (), ())
 

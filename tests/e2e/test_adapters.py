@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,27 @@ def test_numbers_are_unique_positive_and_the_same_after_a_restart(daemon: Daemon
         assert numbers(shelf) == before
         shelf.register("new", source)
         assert numbers(shelf)["new"] not in before.values()
+
+
+def test_adapters_that_are_registered_at_once_never_share_a_number(shared: Daemon, models: Path) -> None:
+    """B03: from eight threads, over IDs whose short hashes would meet; and a number is not given again while known."""
+    source = write(models / "a", adapter_files(lora(LAYERS)))
+    ids = [f"tenant-{i % 8}/lora-{i}" for i in range(240)]
+
+    def number(artifact: warmshelf.Artifact) -> int:
+        adapter = artifact.inspection.adapter  # type: ignore[union-attr]
+        assert adapter is not None
+        return adapter.adapter_number
+
+    with shared.connect() as shelf, ThreadPoolExecutor(8) as threads:
+        numbers = list(threads.map(lambda name: number(shelf.register(name, source)), ids))
+        assert len(set(numbers)) == len(ids)
+        assert all(0 < each < 2**31 for each in numbers)
+        for name in ids[:10]:
+            shelf.remove(name)
+        again = list(threads.map(lambda name: number(shelf.register(name, source)), ids[:10]))
+        assert not {*again} & {*numbers[10:]}
+        assert [number(shelf.get(name)) for name in ids[10:]] == numbers[10:]
 
 
 def test_an_adapter_for_another_base_is_refused_naming_module_expected_and_got(running: Daemon, models: Path) -> None:
@@ -187,7 +209,7 @@ def test_more_adapters_than_fit_are_all_served_by_their_ids_in_any_order(daemon:
     with daemon.connect() as shelf:
         for i in range(8):
             shapes = lora([f"model.layers.{n}.q_proj" for n in range(i + 1)], rank=8, columns=32, rows=32)
-            shelf.register(f"a{i}", write(models / f"a{i}", adapter_files(shapes)))
+            shelf.register(f"a{i}", write(models / f"a{i}", adapter_files(shapes, r=8)))
         for i in (3, 1, 7, 0, 2, 6, 4, 5, 7, 0, 3, 1):
             with shelf.acquire(f"a{i}", timeout=20) as lease:
                 assert len(lease) == 2 * (i + 1)
@@ -197,3 +219,52 @@ def test_more_adapters_than_fit_are_all_served_by_their_ids_in_any_order(daemon:
         with pytest.raises(errors.SourceNotFound):
             shelf.acquire("a3", timeout=20)
         shelf.acquire("a4", timeout=20).release()
+
+
+def test_an_adapter_whose_base_is_removed_is_unchecked_until_a_base_of_that_name_comes(
+    daemon: Daemon, models: Path
+) -> None:
+    """B15: ``matched`` is said of a base that is known, also over a restart; the adapter is served all the while."""
+    daemon.start()
+    base = base_file(models / "b.safetensors", LAYERS)
+    grown = {"emb.weight": (10, 8), **lora(LAYERS)}
+    with daemon.connect() as shelf:
+        shelf.register("base", base)
+        for name in ("a", "b"):
+            shelf.register(name, write(models / name, adapter_files(lora(LAYERS))), base="base")
+        shelf.register("half", write(models / "half", adapter_files(grown)), base="base")
+        with shelf.acquire("a", timeout=20) as lease:
+            shelf.remove("base")
+            assert [_check(shelf, name) for name in ("a", "b", "half")] == ["unchecked"] * 3
+            assert shelf.get("half").inspection.adapter.unmatched_module_names == ()  # type: ignore[union-attr]
+            assert len(read_all(lease)) == 4
+        shelf.acquire("b", timeout=20).release()
+    daemon.kill()
+    daemon.start()
+    with daemon.connect() as shelf:
+        assert [_check(shelf, name) for name in ("a", "b", "half")] == ["unchecked"] * 3
+        shelf.register("base", base)
+        eventually(lambda: _check(shelf, "a") == _check(shelf, "b") == "matched", "both were compared again")
+        shelf.remove("base")
+        shelf.register("base", base_file(models / "c.safetensors", LAYERS, hidden=16))
+        eventually(lambda: shelf.get("a").state is warmshelf.ArtifactState.FAILED, "a was withdrawn")
+        with pytest.raises(errors.BaseMismatch):
+            shelf.acquire("b", timeout=20)
+
+
+def test_a_daemon_that_dies_while_a_base_is_removed_comes_back_with_unchecked_adapters(
+    daemon: Daemon, models: Path
+) -> None:
+    """B15, B39."""
+    daemon.start(failpoints="remove.recorded=kill")
+    with daemon.connect() as shelf:
+        shelf.register("base", base_file(models / "b.safetensors", LAYERS))
+        shelf.register("a", write(models / "a", adapter_files(lora(LAYERS))), base="base")
+        assert _check(shelf, "a") == "matched"
+    with daemon.connect(timeout=3) as shelf, pytest.raises(errors.WarmshelfError):
+        shelf.remove("base")
+    daemon.wait()
+    daemon.start()
+    with daemon.connect() as shelf:
+        assert [a.artifact_id for a in shelf.list()] == ["a"]
+        assert _check(shelf, "a") == "unchecked"

@@ -229,7 +229,7 @@ def test_the_password_is_nowhere_but_where_the_operator_put_it(daemon: Daemon, t
         done = push(daemon, "c", str(tmp_path / "a"), "--store", f"redis://me:{CANARY}@{server.host}:{server.port}/0")
         assert done.returncode == 1
         seen += [done.stdout, done.stderr, daemon.log.read_text(), Path(f"/proc/{daemon.pid}/cmdline").read_text()]
-        for file in daemon.registry.parent.iterdir():
+        for file in filter(Path.is_file, daemon.registry.parent.rglob("*")):
             seen.append(file.read_bytes().decode("latin-1"))
         assert not [text for text in seen if CANARY in text]
         assert server.uri("models/a") in "".join(seen)

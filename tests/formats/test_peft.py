@@ -159,6 +159,28 @@ def test_half_a_pair_is_refused_by_its_name(missing: str, read: Read) -> None:
         read(adapter_files(shapes))
 
 
+@pytest.mark.parametrize(("field", "missing"), [("use_dora", "lora_magnitude_vector"), ("lora_bias", "lora_B.bias")])
+def test_a_pair_without_what_the_config_says_each_has_is_refused(field: str, missing: str, read: Read) -> None:
+    """B07: half a DoRA would be served as plain LoRA there."""
+    shapes = {**pair(Q0), **pair(V0), f"{PREFIX}{V0}.{missing}": (8,)}
+    with pytest.raises(MalformedArtifact, match=f"{Q0}.*{field} is set, and there is no {missing}"):
+        read(adapter_files(shapes, **{field: True}))
+    assert features(read(adapter_files({**shapes, f"{PREFIX}{Q0}.{missing}": (8,)}, **{field: True})))
+
+
+@pytest.mark.parametrize(
+    ("indices", "named"),
+    [(..., "none"), (None, "none"), ([1, 2, 3], "3"), ({"emb": [1], "head": [1, 2, 3]}, "1 or 3")],
+)
+def test_token_rows_that_no_token_is_named_for_are_refused_with_both_numbers(
+    indices: object, named: str, read: Read
+) -> None:
+    """B10: which rows they are stands nowhere else."""
+    shapes = {**pair(Q0), f"{PREFIX}emb.token_adapter.trainable_tokens_delta": (2, 8)}
+    with pytest.raises(MalformedArtifact, match=rf"shape \[2, 8\].*trainable_token_indices of {CONFIG} names {named}"):
+        read(adapter_files(shapes, trainable_token_indices=indices))
+
+
 @pytest.mark.parametrize("name", ["lm_head.weight", "emb.token_adapter.trainable_tokens_delta", f"{Q0}.lora_new"])
 def test_an_empty_tensor_of_any_part_is_refused(name: str, read: Read) -> None:
     """B25: a base may have them, an adapter not."""
@@ -190,6 +212,8 @@ def test_names_without_pefts_prefix_are_modules_as_they_stand(read: Read) -> Non
     inspected = read(adapter_files(shapes))
     assert inspected.adapter
     assert inspected.adapter.module_names == (Q0,)
+    assert {entry.name for entry in inspected.entries} == {*shapes}
+    assert inspected.adapter.features == ("key_prefix:none",)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +224,11 @@ def test_names_without_pefts_prefix_are_modules_as_they_stand(read: Read) -> Non
         ({"lm_head.weight": (10, 8)}, {}, "modules_to_save"),
         ({f"{Q0}.base_layer.bias": (8,)}, {"bias": "lora_only"}, "bias"),
         ({"norm.bias": (8,)}, {}, "modules_to_save"),
-        ({"emb.token_adapter.trainable_tokens_delta": (2, 8)}, {}, "trainable_tokens"),
+        (
+            {"emb.token_adapter.trainable_tokens_delta": (2, 8)},
+            {"trainable_token_indices": [1, 2]},
+            "trainable_tokens",
+        ),
         ({"emb.lora_embedding_A": (4, 10), "emb.lora_embedding_B": (8, 4)}, {}, "embedding"),
         ({"conv.lora_A.weight": (4, 4, 3, 3), "conv.lora_B.weight": (6, 4, 1, 1)}, {}, "convolution"),
         ({"mlp.experts.lora_A.weight": (3, 4, 8), "mlp.experts.lora_B.weight": (3, 16, 4)}, {}, "stacked_experts"),
@@ -223,7 +251,7 @@ def test_the_rank_of_stacked_experts_is_that_of_one(read: Read) -> None:
     assert inspected.adapter
     assert inspected.adapter.rank_max == 4
     stacked = {f"{PREFIX}mlp.experts.lora_A.weight": (3, 6, 8), f"{PREFIX}mlp.experts.lora_B.weight": (3, 16, 6)}
-    inspected = read(adapter_files({**pair(Q0), **stacked}))
+    inspected = read(adapter_files({**pair(Q0, 6), **stacked}, r=6))
     assert inspected.adapter
     assert inspected.adapter.rank_max == 6
 
@@ -247,7 +275,7 @@ def test_what_the_tensors_need_of_the_base_is_kept(read: Read) -> None:
         f"{PREFIX}c.lora_A.weight": (4, 4, 3),
         f"{PREFIX}c.lora_B.weight": (6, 4, 1),
     }
-    inspected = read(adapter_files(shapes, fan_in_fan_out=True))
+    inspected = read(adapter_files(shapes, fan_in_fan_out=True, trainable_token_indices={"emb": [1, 2]}))
     assert inspected.adapter_shapes
     assert inspected.adapter_shapes.fan_in_fan_out
     assert inspected.adapter_shapes.needs == (

@@ -12,7 +12,7 @@ from warmshelf.errors import MalformedArtifact, UnsupportedFormat
 from warmshelf.types import AdapterInspection
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.peft import PeftFormat
-from warmshelfd.formats.peft_config import config_features, declared_ranks, parse_config
+from warmshelfd.formats.peft_config import config_features, declared_ranks, parse_config, replicated_layers
 
 
 @pytest.fixture
@@ -54,12 +54,17 @@ def inspect(memory_files: Any) -> Any:
         ({"monteclora_config": {}}, {"monteclora"}),
         ({"velora_config": {}}, {"velora"}),
         ({"init_lora_weights": "pissa"}, {"init:pissa"}),
-        ({"init_lora_weights": "pissa_niter_16"}, {"init:pissa"}),
+        ({"init_lora_weights": "pissa_niter_16"}, {"init:pissa_niter"}),
         ({"init_lora_weights": "olora"}, {"init:olora"}),
         ({"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}, {"init:loftq"}),
         ({"init_lora_weights": "corda"}, {"init:corda"}),
         ({"init_lora_weights": "future"}, {"init:future"}),
-        *[({"init_lora_weights": init}, set()) for init in (True, False, None, "gaussian", "eva", "mica", "lora_ga")],
+        *[
+            ({"init_lora_weights": init}, set())
+            for init in (True, False, None, "gaussian", "eva", "mica", "orthogonal")
+        ],
+        ({"init_lora_weights": "lora_ga"}, {"init:lora_ga"}),
+        ({"bias": "future"}, {"unknown_bias:future"}),
         ({"use_rslora": True, "use_dora": True}, {"rslora", "dora"}),
         ({"use_rslora": False, "rank_pattern": {}, "modules_to_save": [], "bias": "none", "lora_bias": None}, set()),
         ({"fan_in_fan_out": True, "lora_dropout": 0.5, "base_model_name_or_path": "x/y"}, set()),
@@ -137,7 +142,74 @@ def test_what_is_no_json_object_is_refused_by_the_files_name(config: bytes, insp
     assert caught.value.details["file"] == CONFIG
 
 
-def test_the_ranks_of_the_config_are_its_natural_ones() -> None:
-    config = {"r": 4, "rank_pattern": {"a": 16, "b": 0, "c": "x", "d": True, "e": 2.5}}
-    assert declared_ranks(config) == {4, 16}
-    assert declared_ranks({"rank_pattern": None}) == set()
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("r", value) for value in (0, -1, 4.0, "4", True, None, [4], 1 << 17)],
+        *[("lora_alpha", value) for value in ("8", None, True, 1e300, 10**400)],
+        *[("rank_pattern", value) for value in ([16], {"v_proj": 0}, {"v_proj": "16"}, {"v_proj": None})],
+        *[("alpha_pattern", value) for value in ({"v_proj": "64"}, 5)],
+        *[("target_modules", value) for value in (5, [5], {"q_proj": 1})],
+        *[("modules_to_save", value) for value in ("lm_head", [None])],
+        *[
+            ("layer_replication", value)
+            for value in ([[2, 1]], [[0, 2, 3]], [[0, 5000]], [[-1, 2]], "0-2", [[0, True]])
+        ],
+        *[("trainable_token_indices", value) for value in ([-1], {"emb": 1}, {"emb": [True]}, "all", [1 << 40])],
+        *[("alora_invocation_tokens", value) for value in ([1.5], "<s>")],
+        *[("use_rslora", value) for value in ("yes", 1)],
+        ("use_dora", "no"),
+        ("bias", False),
+        ("init_lora_weights", 5),
+    ],
+)
+def test_a_field_that_holds_what_it_cannot_is_refused_by_its_name(field: str, value: object, inspect: Any) -> None:
+    """B13, B08."""
+    with pytest.raises(MalformedArtifact, match=f"{CONFIG}: {field} is ") as caught:
+        inspect(config_bytes(**{field: value}))
+    assert caught.value.details["field"] == field
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *[{"target_modules": value} for value in (["q_proj"], r".*\.q_proj", "all-linear", None, [], ...)],
+        *[{"exclude_modules": value} for value in (["v_proj"], r".*v.*", None)],
+        *[{"layers_to_transform": value} for value in (0, [0, 1], None)],
+        {"layers_pattern": "layers", "layers_to_transform": [0]},
+        {"rank_pattern": None, "alpha_pattern": {}},
+        {"lora_alpha": 0.5},
+        {"lora_alpha": ...},
+    ],
+)
+def test_every_form_that_peft_writes_is_taken_as_it_stands(fields: dict[str, object], inspect: Any) -> None:
+    """B13: which modules is said by the tensors too, so the forms of the field need nothing of a worker."""
+    adapter = inspect(config_bytes(**fields))
+    assert adapter.features == ()
+    assert adapter.config_json == config_bytes(**fields)
+
+
+def test_the_ranks_of_the_config_are_all_that_it_names() -> None:
+    assert declared_ranks({"r": 4, "rank_pattern": {"a": 16, "b": 2}}) == {2, 4, 16}
+    assert declared_ranks({"rank_pattern": None}) == {8}
+    assert declared_ranks({}) == {8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [({"r": 8}, "8"), ({"r": ...}, "8"), ({"r": 2, "rank_pattern": {"v_proj": 16}}, "2 or 16")],
+)
+def test_a_rank_that_the_tensors_do_not_have_is_refused_with_both_numbers(
+    fields: dict[str, object], said: str, inspect: Any
+) -> None:
+    """B08: the tensors have 4."""
+    with pytest.raises(
+        MalformedArtifact, match=f"'q_proj': the tensors have rank 4, and {CONFIG} says {said}"
+    ) as caught:
+        inspect(config_bytes(**fields))
+    assert (caught.value.details["tensor_rank"], caught.value.details["config_rank"]) == (4, said)
+
+
+def test_layers_used_twice_are_counted_out() -> None:
+    assert replicated_layers({"layer_replication": [[0, 2], [1, 3]]}) == (0, 1, 1, 2)
+    assert replicated_layers({}) == replicated_layers({"layer_replication": None}) == ()

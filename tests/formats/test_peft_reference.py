@@ -28,6 +28,7 @@ Q = tuple(f"model.layers.{i}.q_proj" for i in (0, 1))
 V = tuple(f"model.layers.{i}.v_proj" for i in (0, 1))
 C = tuple(f"model.layers.{i}.c_attn" for i in (0, 1))
 BOTH = (Q[0], V[0], Q[1], V[1])
+ALL_BIASED = (C[0], "model.layers.0.conv", Q[0], V[0], C[1], "model.layers.1.conv", Q[1], V[1])
 LINEAR = ("lm_head", C[0], Q[0], V[0], C[1], Q[1], V[1])
 
 
@@ -94,6 +95,7 @@ def header(content: bytes) -> dict[str, list[int]]:
         ),
         ({"modules_to_save": ["lm_head"]}, ("modules_to_save",), ("lm_head", *BOTH), 4),
         ({"bias": "lora_only"}, ("bias",), BOTH, 4),
+        ({"bias": "all"}, ("bias",), ALL_BIASED, 4),
         ({"lora_bias": True}, ("lora_bias",), BOTH, 4),
         (
             {"trainable_token_indices": {"embed_tokens": [1, 2]}},
@@ -105,6 +107,20 @@ def header(content: bytes) -> dict[str, list[int]]:
         ({"target_modules": ["conv"]}, ("convolution",), ("model.layers.0.conv", "model.layers.1.conv"), 4),
         ({"target_modules": "all-linear"}, (), LINEAR, 4),
         ({"target_modules": ["c_attn"]}, (), C, 4),
+        ({"target_modules": ["c_attn"], "fan_in_fan_out": True}, (), C, 4),
+        ({"target_modules": r".*layers\.[01]\.[qv]_proj"}, (), BOTH, 4),
+        ({"target_modules": "all-linear", "exclude_modules": ["c_attn"]}, (), ("lm_head", *BOTH), 4),
+        ({"target_modules": ["q_proj"], "layers_to_transform": 1, "layers_pattern": "layers"}, (), Q[1:], 4),
+        ({"trainable_token_indices": [3, 1, 2]}, ("trainable_tokens",), ("model.embed_tokens", *BOTH), 4),
+        (
+            {"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [4]}},
+            ("trainable_tokens",),
+            ("lm_head", "model.embed_tokens", *BOTH),
+            4,
+        ),
+        ({"rank_pattern": {"layers.1.v_proj": 2}, "r": 6}, ("rank_pattern",), BOTH, 6),
+        ({"use_rslora": True, "use_dora": True}, ("dora", "rslora"), BOTH, 4),
+        ({"alora_invocation_tokens": [5, 6]}, ("alora",), BOTH, 4),
         (
             {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
             ("target_parameters",),
@@ -112,6 +128,11 @@ def header(content: bytes) -> dict[str, list[int]]:
             4,
         ),
         ({"init_lora_weights": "pissa"}, ("init:pissa",), BOTH, 4),
+        ({"init_lora_weights": "olora"}, ("init:olora",), BOTH, 4),
+        ({"init_lora_weights": "lora_ga"}, ("init:lora_ga",), BOTH, 4),
+        ({"init_lora_weights": "gaussian"}, (), BOTH, 4),
+        ({"init_lora_weights": "eva"}, (), BOTH, 4),
+        ({"init_lora_weights": "mica", "r": 2}, (), BOTH, 2),
         ({"init_lora_weights": "orthogonal"}, (), BOTH, 4),
         ({"tied": True, "modules_to_save": ["lm_head"]}, ("modules_to_save",), ("lm_head", *BOTH), 4),
         (
@@ -125,7 +146,7 @@ def header(content: bytes) -> dict[str, list[int]]:
 def test_what_peft_saves_is_read_and_fits_its_base(
     fields: dict[str, Any], features: tuple[str, ...], module_names: tuple[str, ...], rank_max: int, save: Save
 ) -> None:
-    """B06, B07, B08, B10, B12."""
+    """B06, B07, B08, B10, B12, B13."""
     inspected, base = save(**fields)
     assert inspected.adapter
     assert inspected.adapter.features == features

@@ -74,7 +74,7 @@ class TorchZipUnderAnotherName(Hostile):
 class VersionZero(Hostile):
     patch = ("version", 0)
     error = UnsupportedFormat
-    says = "of version 0; read are 1, 2, 4, 5"
+    says = "of version 0; read are 1, 2, 3, 4, 5"
 
 
 class VersionOfTheFuture(Hostile):
@@ -83,22 +83,19 @@ class VersionOfTheFuture(Hostile):
     says = "of version 6"
 
 
-class EncryptedVersion(Hostile):
+class PlainTensorsInTheEncryptedVersion(Hostile):
     patch = ("version", 3)
-    error = UnsupportedFormat
-    says = "is encrypted"
+    says = "the data of tensor 'aa' would begin at byte"
 
 
-class EncryptedByFlag(Hostile):
+class PlainTensorsAndTheFlagOfEncryption(Hostile):
     options: ClassVar[dict[str, int]] = {"version": 4, "flags": 1}
-    error = UnsupportedFormat
-    says = "is encrypted"
+    says = "the data of tensor 'aa' would begin at byte"
 
 
-class EncryptedWithLongDimensions(Hostile):
+class PlainTensorsAndTheFlagInVersionFive(Hostile):
     options: ClassVar[dict[str, int]] = {"version": 5, "flags": 3}
-    error = UnsupportedFormat
-    says = "is encrypted"
+    says = "the data of tensor 'aa' would begin at byte"
 
 
 class FlagsBeforeTheyWere(Hostile):

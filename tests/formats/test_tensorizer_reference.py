@@ -191,19 +191,6 @@ def test_meta_tensors_are_refused() -> None:
         TensorizerFormat().inspect(OneFile(content), FormatLimits())
 
 
-def test_encrypted_files_are_refused() -> None:
-    try:
-        key = tensorizer.EncryptionParams.random()
-    except RuntimeError:
-        pytest.skip("libsodium is not installed")
-    buffer = Buffer()
-    serializer = tensorizer.TensorSerializer(buffer, encryption=key)
-    serializer.write_state_dict({"w": torch.ones(2)})
-    serializer.close()
-    with pytest.raises(UnsupportedFormat, match="is encrypted"):
-        TensorizerFormat().inspect(OneFile(buffer.content), FormatLimits())
-
-
 WRITTEN = [
     Written(b"a.weight", b"<f4", (2, 3), bytes(range(24))),
     Written(b"scalar", b"<i8", (), bytes(range(8))),

@@ -108,14 +108,15 @@ def fill(
     threads: int = 2,
     cancelled: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda _: None,
+    gap_bytes: int = 0,
 ) -> None:
-    writer.fill(read, threads=threads, cancelled=cancelled, progress=progress)
+    writer.fill(read, threads=threads, cancelled=cancelled, progress=progress, gap_bytes=gap_bytes)
 
 
-def load(arena: Arena, files: Files, segment_id: str = "", threads: int = 2) -> Segment:
+def load(arena: Arena, files: Files, segment_id: str = "", threads: int = 2, gap_bytes: int = 0) -> Segment:
     """Do all of it."""
     writer = create(arena, files, segment_id)
-    fill(writer, files.read, threads=threads)
+    fill(writer, files.read, threads=threads, gap_bytes=gap_bytes)
     writer.finish(MANIFEST)
     return writer.publish()
 

@@ -42,10 +42,11 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("gap_bytes", [0, 1, 4096])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_byte_arrives_where_the_layout_says(arena: Arena, shape: str, threads: int) -> None:
-    segment = load(arena, SHAPES[shape], threads=threads)
+def test_every_byte_arrives_where_the_layout_says(arena: Arena, shape: str, threads: int, gap_bytes: int) -> None:
+    segment = load(arena, SHAPES[shape], threads=threads, gap_bytes=gap_bytes)
     assert tensors_in(segment) == SHAPES[shape].tensors()
     assert segment.checked
     segment.check_blocks(threads, lambda: False)
@@ -89,6 +90,20 @@ def test_no_read_is_long_or_reaches_beyond_its_file(arena: Arena) -> None:
     assert max(size for _, _, size in asked) == READ_BYTES
     assert all(offset + size <= len(files.data[i]) for i, offset, size in asked)
     assert sum(size for _, _, size in asked) == 9 * MIB + 14
+
+
+def test_small_tensors_are_read_together_where_a_read_costs_a_round_trip(arena: Arena) -> None:
+    files = Files([[10_000] * 1000, [5] * 100], packed=True)
+    asked: list[tuple[int, int, int]] = []
+
+    def read(file_index: int, offset: int, view: memoryview) -> None:
+        asked.append((file_index, offset, len(view)))
+        files.read(file_index, offset, view)
+
+    fill(writer := create(arena, files), read, gap_bytes=1)
+    writer.abort()
+    assert len(asked) <= 5
+    assert sum(size for _, _, size in asked) == 10_000_500
 
 
 class Unmade(Files):

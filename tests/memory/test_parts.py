@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from warmshelf.errors import SourceUnavailable
 from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
 from warmshelfd.domain.extents import Extent
-from warmshelfd.memory.parts import blocks_in, extents_in, ranges, take_in_turn
+from warmshelfd.memory.parts import blocks_in, extents_in, gathered, ranges, take_in_turn
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 20))
@@ -35,6 +36,18 @@ def test_extents_are_cut_to_a_range_byte_for_byte(gaps: list[tuple[int, int]], s
         assert e.size > 0
         found.update({e.segment_offset + i: (e.file_index, e.file_offset + i) for i in range(e.size)})
     assert found == {place: byte for place, byte in every.items() if start <= place < end}
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 30), st.integers(1, 5)), max_size=12), st.integers(0, 6))
+def test_extents_are_grouped_by_what_lies_between_them(places: list[tuple[int, int, int]], gap: int) -> None:
+    extents = [Extent(file, offset, 100 * i, size) for i, (file, offset, size) in enumerate(places)]
+    groups = list(gathered(extents, gap))
+    assert [extent for group in groups for extent in group] == extents
+    for one, other, is_joined in (
+        (a, b, any(a in group and b in group for group in groups)) for a, b in pairwise(extents)
+    ):
+        between = other.file_offset - one.file_offset - one.size
+        assert is_joined is (one.file_index == other.file_index and 0 <= between < gap)
 
 
 @settings(max_examples=50)

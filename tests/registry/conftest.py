@@ -79,9 +79,14 @@ PLAIN = st.builds(
     digest=digests,
     segment_id=st.just("") | st.text("0123456789abcdef", min_size=32, max_size=32),
     size_bytes=counts,
+    hashes_owed=st.booleans(),
 )
 REGISTRATIONS = PLAIN | st.builds(
-    _with_shapes, PLAIN, st.builds(adapter_shapes, st.lists(needs, max_size=4), fan_in_fan_out=st.booleans())
+    _with_shapes,
+    PLAIN,
+    st.builds(
+        adapter_shapes, st.lists(needs, max_size=4), fan_in_fan_out=st.booleans(), layers=st.lists(counts, max_size=3)
+    ),
 )
 
 FULL = Registration(
@@ -103,12 +108,14 @@ FULL = Registration(
     adapter_shapes=adapter_shapes(
         [Need("q_proj", "weight", (8, 8), paired=True), Need("v_proj", "weight", (4, 8), paired=True)],
         fan_in_fan_out=True,
+        layers=(0, 1, 1),
     ),
     fingerprint="size=1 mtime=2",
     generation=3,
     digest="blake3:" + "a" * 64,
     segment_id="f" * 32,
     size_bytes=8192,
+    hashes_owed=True,
 )
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwarmshelf/v1/artifact.proto\x12\x0cwarmshelf.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xec\x03\n\x08\x41rtifact\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.warmshelf.v1.ArtifactSpec\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.warmshelf.v1.ArtifactState\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x12\n\nsize_bytes\x18\x05 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12&\n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x15.warmshelf.v1.Failure\x12,\n\ninspection\x18\x08 \x01(\x0b\x32\x18.warmshelf.v1.Inspection\x12\x0e\n\x06pinned\x18\t \x01(\x08\x12\x31\n\rregister_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rlast_use_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rkeep_resident\x18\x0c \x01(\x08\x12\x0e\n\x06\x66ollow\x18\r \x01(\x08\x12(\n\x04kind\x18\x0e \x01(\x0e\x32\x1a.warmshelf.v1.ArtifactKind\x12 \n\x04sync\x18\x0f \x01(\x0b\x32\x12.warmshelf.v1.Sync\">\n\x04Sync\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.warmshelf.v1.SyncState\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x92\x01\n\x0c\x41rtifactSpec\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.warmshelf.v1.Source\x12&\n\x04\x62\x61se\x18\x02 \x01(\x0b\x32\x16.warmshelf.v1.BaseSpecH\x00\x12,\n\x07\x61\x64\x61pter\x18\x03 \x01(\x0b\x32\x19.warmshelf.v1.AdapterSpecH\x00\x42\x06\n\x04kind\"@\n\x06Source\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x17\n\x0f\x65xpected_digest\x18\x03 \x01(\t\"\n\n\x08\x42\x61seSpec\"\'\n\x0b\x41\x64\x61pterSpec\x12\x18\n\x10\x62\x61se_artifact_id\x18\x01 \x01(\t\"\x93\x01\n\nInspection\x12\x12\n\nfile_names\x18\x01 \x03(\t\x12\x14\n\x0ctensor_count\x18\x02 \x01(\x05\x12\x30\n\x07\x61\x64\x61pter\x18\x03 \x01(\x0b\x32\x1f.warmshelf.v1.AdapterInspection\x12\x13\n\x0b\x66ormat_name\x18\x04 \x01(\t\x12\x14\n\x0ctensor_bytes\x18\x05 \x01(\x03\"\xc7\x01\n\x11\x41\x64\x61pterInspection\x12\x16\n\x0e\x61\x64\x61pter_number\x18\x01 \x01(\x05\x12\x10\n\x08rank_max\x18\x02 \x01(\x05\x12\x14\n\x0cmodule_names\x18\x03 \x03(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\x12+\n\nbase_check\x18\x05 \x01(\x0e\x32\x17.warmshelf.v1.BaseCheck\x12\x1e\n\x16unmatched_module_names\x18\x06 \x03(\t\x12\x13\n\x0b\x63onfig_json\x18\x07 \x01(\x0c\"\x8f\x01\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x33\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\".warmshelf.v1.Failure.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"p\n\x06Layout\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\'\n\x08segments\x18\x02 \x03(\x0b\x32\x15.warmshelf.v1.Segment\x12)\n\x07tensors\x18\x03 \x03(\x0b\x32\x18.warmshelf.v1.TensorSpec\"d\n\x07Segment\x12\x15\n\rsegment_index\x18\x01 \x01(\x05\x12\x12\n\nsegment_id\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12\x63ontent_size_bytes\x18\x04 \x01(\x03\"y\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x15\n\rsegment_index\x18\x04 \x01(\x05\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x03\x12\x12\n\nsize_bytes\x18\x06 \x01(\x03*\x87\x01\n\tSyncState\x12\x1a\n\x16SYNC_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10SYNC_STATE_LOCAL\x10\x01\x12\x15\n\x11SYNC_STATE_QUEUED\x10\x02\x12\x18\n\x14SYNC_STATE_PUBLISHED\x10\x03\x12\x17\n\x13SYNC_STATE_CONFLICT\x10\x04*`\n\x0c\x41rtifactKind\x12\x1d\n\x19\x41RTIFACT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41RTIFACT_KIND_BASE\x10\x01\x12\x19\n\x15\x41RTIFACT_KIND_ADAPTER\x10\x02*\xbc\x01\n\rArtifactState\x12\x1e\n\x1a\x41RTIFACT_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41RTIFACT_STATE_REGISTERED\x10\x01\x12\x1a\n\x16\x41RTIFACT_STATE_LOADING\x10\x02\x12\x18\n\x14\x41RTIFACT_STATE_READY\x10\x03\x12\x1b\n\x17\x41RTIFACT_STATE_EVICTING\x10\x04\x12\x19\n\x15\x41RTIFACT_STATE_FAILED\x10\x05*q\n\tBaseCheck\x12\x1a\n\x16\x42\x41SE_CHECK_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42\x41SE_CHECK_UNCHECKED\x10\x01\x12\x16\n\x12\x42\x41SE_CHECK_MATCHED\x10\x02\x12\x16\n\x12\x42\x41SE_CHECK_PARTIAL\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwarmshelf/v1/artifact.proto\x12\x0cwarmshelf.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xec\x03\n\x08\x41rtifact\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.warmshelf.v1.ArtifactSpec\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.warmshelf.v1.ArtifactState\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x12\n\nsize_bytes\x18\x05 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12&\n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x15.warmshelf.v1.Failure\x12,\n\ninspection\x18\x08 \x01(\x0b\x32\x18.warmshelf.v1.Inspection\x12\x0e\n\x06pinned\x18\t \x01(\x08\x12\x31\n\rregister_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rlast_use_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rkeep_resident\x18\x0c \x01(\x08\x12\x0e\n\x06\x66ollow\x18\r \x01(\x08\x12(\n\x04kind\x18\x0e \x01(\x0e\x32\x1a.warmshelf.v1.ArtifactKind\x12 \n\x04sync\x18\x0f \x01(\x0b\x32\x12.warmshelf.v1.Sync\">\n\x04Sync\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.warmshelf.v1.SyncState\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x92\x01\n\x0c\x41rtifactSpec\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.warmshelf.v1.Source\x12&\n\x04\x62\x61se\x18\x02 \x01(\x0b\x32\x16.warmshelf.v1.BaseSpecH\x00\x12,\n\x07\x61\x64\x61pter\x18\x03 \x01(\x0b\x32\x19.warmshelf.v1.AdapterSpecH\x00\x42\x06\n\x04kind\"@\n\x06Source\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x17\n\x0f\x65xpected_digest\x18\x03 \x01(\t\"\n\n\x08\x42\x61seSpec\"\'\n\x0b\x41\x64\x61pterSpec\x12\x18\n\x10\x62\x61se_artifact_id\x18\x01 \x01(\t\"\x93\x01\n\nInspection\x12\x12\n\nfile_names\x18\x01 \x03(\t\x12\x14\n\x0ctensor_count\x18\x02 \x01(\x05\x12\x30\n\x07\x61\x64\x61pter\x18\x03 \x01(\x0b\x32\x1f.warmshelf.v1.AdapterInspection\x12\x13\n\x0b\x66ormat_name\x18\x04 \x01(\t\x12\x14\n\x0ctensor_bytes\x18\x05 \x01(\x03\"\xfd\x01\n\x11\x41\x64\x61pterInspection\x12\x16\n\x0e\x61\x64\x61pter_number\x18\x01 \x01(\x05\x12\x10\n\x08rank_max\x18\x02 \x01(\x05\x12\x14\n\x0cmodule_names\x18\x03 \x03(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\x12+\n\nbase_check\x18\x05 \x01(\x0e\x32\x17.warmshelf.v1.BaseCheck\x12\x1e\n\x16unmatched_module_names\x18\x06 \x03(\t\x12\x13\n\x0b\x63onfig_json\x18\x07 \x01(\x0c\x12\x34\n\x0f\x65ngine_verdicts\x18\x08 \x03(\x0b\x32\x1b.warmshelf.v1.EngineVerdict\"v\n\rEngineVerdict\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x02 \x01(\t\x12,\n\x07outcome\x18\x03 \x01(\x0e\x32\x1b.warmshelf.v1.EngineOutcome\x12\x0f\n\x07reasons\x18\x04 \x03(\t\"\x8f\x01\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x33\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\".warmshelf.v1.Failure.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"p\n\x06Layout\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\'\n\x08segments\x18\x02 \x03(\x0b\x32\x15.warmshelf.v1.Segment\x12)\n\x07tensors\x18\x03 \x03(\x0b\x32\x18.warmshelf.v1.TensorSpec\"d\n\x07Segment\x12\x15\n\rsegment_index\x18\x01 \x01(\x05\x12\x12\n\nsegment_id\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12\x63ontent_size_bytes\x18\x04 \x01(\x03\"y\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x15\n\rsegment_index\x18\x04 \x01(\x05\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x03\x12\x12\n\nsize_bytes\x18\x06 \x01(\x03*\x87\x01\n\tSyncState\x12\x1a\n\x16SYNC_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10SYNC_STATE_LOCAL\x10\x01\x12\x15\n\x11SYNC_STATE_QUEUED\x10\x02\x12\x18\n\x14SYNC_STATE_PUBLISHED\x10\x03\x12\x17\n\x13SYNC_STATE_CONFLICT\x10\x04*`\n\x0c\x41rtifactKind\x12\x1d\n\x19\x41RTIFACT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41RTIFACT_KIND_BASE\x10\x01\x12\x19\n\x15\x41RTIFACT_KIND_ADAPTER\x10\x02*\xbc\x01\n\rArtifactState\x12\x1e\n\x1a\x41RTIFACT_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41RTIFACT_STATE_REGISTERED\x10\x01\x12\x1a\n\x16\x41RTIFACT_STATE_LOADING\x10\x02\x12\x18\n\x14\x41RTIFACT_STATE_READY\x10\x03\x12\x1b\n\x17\x41RTIFACT_STATE_EVICTING\x10\x04\x12\x19\n\x15\x41RTIFACT_STATE_FAILED\x10\x05*\xc0\x01\n\rEngineOutcome\x12\x1e\n\x1a\x45NGINE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_OUTCOME_SERVES\x10\x01\x12\x1e\n\x1a\x45NGINE_OUTCOME_CONDITIONAL\x10\x02\x12\x1a\n\x16\x45NGINE_OUTCOME_UNKNOWN\x10\x03\x12\x1c\n\x18\x45NGINE_OUTCOME_MISSERVES\x10\x04\x12\x1a\n\x16\x45NGINE_OUTCOME_REFUSES\x10\x05*q\n\tBaseCheck\x12\x1a\n\x16\x42\x41SE_CHECK_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42\x41SE_CHECK_UNCHECKED\x10\x01\x12\x16\n\x12\x42\x41SE_CHECK_MATCHED\x10\x02\x12\x16\n\x12\x42\x41SE_CHECK_PARTIAL\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FAILURE_DETAILSENTRY']._loaded_options = None
   _globals['_FAILURE_DETAILSENTRY']._serialized_options = b'8\001'
-  _globals['_SYNCSTATE']._serialized_start=1743
-  _globals['_SYNCSTATE']._serialized_end=1878
-  _globals['_ARTIFACTKIND']._serialized_start=1880
-  _globals['_ARTIFACTKIND']._serialized_end=1976
-  _globals['_ARTIFACTSTATE']._serialized_start=1979
-  _globals['_ARTIFACTSTATE']._serialized_end=2167
-  _globals['_BASECHECK']._serialized_start=2169
-  _globals['_BASECHECK']._serialized_end=2282
+  _globals['_SYNCSTATE']._serialized_start=1917
+  _globals['_SYNCSTATE']._serialized_end=2052
+  _globals['_ARTIFACTKIND']._serialized_start=2054
+  _globals['_ARTIFACTKIND']._serialized_end=2150
+  _globals['_ARTIFACTSTATE']._serialized_start=2153
+  _globals['_ARTIFACTSTATE']._serialized_end=2341
+  _globals['_ENGINEOUTCOME']._serialized_start=2344
+  _globals['_ENGINEOUTCOME']._serialized_end=2536
+  _globals['_BASECHECK']._serialized_start=2538
+  _globals['_BASECHECK']._serialized_end=2651
   _globals['_ARTIFACT']._serialized_start=79
   _globals['_ARTIFACT']._serialized_end=571
   _globals['_SYNC']._serialized_start=573
@@ -57,15 +59,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INSPECTION']._serialized_start=906
   _globals['_INSPECTION']._serialized_end=1053
   _globals['_ADAPTERINSPECTION']._serialized_start=1056
-  _globals['_ADAPTERINSPECTION']._serialized_end=1255
-  _globals['_FAILURE']._serialized_start=1258
-  _globals['_FAILURE']._serialized_end=1401
-  _globals['_FAILURE_DETAILSENTRY']._serialized_start=1355
-  _globals['_FAILURE_DETAILSENTRY']._serialized_end=1401
-  _globals['_LAYOUT']._serialized_start=1403
-  _globals['_LAYOUT']._serialized_end=1515
-  _globals['_SEGMENT']._serialized_start=1517
-  _globals['_SEGMENT']._serialized_end=1617
-  _globals['_TENSORSPEC']._serialized_start=1619
-  _globals['_TENSORSPEC']._serialized_end=1740
+  _globals['_ADAPTERINSPECTION']._serialized_end=1309
+  _globals['_ENGINEVERDICT']._serialized_start=1311
+  _globals['_ENGINEVERDICT']._serialized_end=1429
+  _globals['_FAILURE']._serialized_start=1432
+  _globals['_FAILURE']._serialized_end=1575
+  _globals['_FAILURE_DETAILSENTRY']._serialized_start=1529
+  _globals['_FAILURE_DETAILSENTRY']._serialized_end=1575
+  _globals['_LAYOUT']._serialized_start=1577
+  _globals['_LAYOUT']._serialized_end=1689
+  _globals['_SEGMENT']._serialized_start=1691
+  _globals['_SEGMENT']._serialized_end=1791
+  _globals['_TENSORSPEC']._serialized_start=1793
+  _globals['_TENSORSPEC']._serialized_end=1914
 # @@protoc_insertion_point(module_scope)

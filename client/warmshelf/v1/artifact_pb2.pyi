@@ -30,6 +30,15 @@ class ArtifactState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ARTIFACT_STATE_EVICTING: _ClassVar[ArtifactState]
     ARTIFACT_STATE_FAILED: _ClassVar[ArtifactState]
 
+class EngineOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENGINE_OUTCOME_UNSPECIFIED: _ClassVar[EngineOutcome]
+    ENGINE_OUTCOME_SERVES: _ClassVar[EngineOutcome]
+    ENGINE_OUTCOME_CONDITIONAL: _ClassVar[EngineOutcome]
+    ENGINE_OUTCOME_UNKNOWN: _ClassVar[EngineOutcome]
+    ENGINE_OUTCOME_MISSERVES: _ClassVar[EngineOutcome]
+    ENGINE_OUTCOME_REFUSES: _ClassVar[EngineOutcome]
+
 class BaseCheck(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BASE_CHECK_UNSPECIFIED: _ClassVar[BaseCheck]
@@ -50,6 +59,12 @@ ARTIFACT_STATE_LOADING: ArtifactState
 ARTIFACT_STATE_READY: ArtifactState
 ARTIFACT_STATE_EVICTING: ArtifactState
 ARTIFACT_STATE_FAILED: ArtifactState
+ENGINE_OUTCOME_UNSPECIFIED: EngineOutcome
+ENGINE_OUTCOME_SERVES: EngineOutcome
+ENGINE_OUTCOME_CONDITIONAL: EngineOutcome
+ENGINE_OUTCOME_UNKNOWN: EngineOutcome
+ENGINE_OUTCOME_MISSERVES: EngineOutcome
+ENGINE_OUTCOME_REFUSES: EngineOutcome
 BASE_CHECK_UNSPECIFIED: BaseCheck
 BASE_CHECK_UNCHECKED: BaseCheck
 BASE_CHECK_MATCHED: BaseCheck
@@ -142,7 +157,7 @@ class Inspection(_message.Message):
     def __init__(self, file_names: _Optional[_Iterable[str]] = ..., tensor_count: _Optional[int] = ..., adapter: _Optional[_Union[AdapterInspection, _Mapping]] = ..., format_name: _Optional[str] = ..., tensor_bytes: _Optional[int] = ...) -> None: ...
 
 class AdapterInspection(_message.Message):
-    __slots__ = ("adapter_number", "rank_max", "module_names", "features", "base_check", "unmatched_module_names", "config_json")
+    __slots__ = ("adapter_number", "rank_max", "module_names", "features", "base_check", "unmatched_module_names", "config_json", "engine_verdicts")
     ADAPTER_NUMBER_FIELD_NUMBER: _ClassVar[int]
     RANK_MAX_FIELD_NUMBER: _ClassVar[int]
     MODULE_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +165,7 @@ class AdapterInspection(_message.Message):
     BASE_CHECK_FIELD_NUMBER: _ClassVar[int]
     UNMATCHED_MODULE_NAMES_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_VERDICTS_FIELD_NUMBER: _ClassVar[int]
     adapter_number: int
     rank_max: int
     module_names: _containers.RepeatedScalarFieldContainer[str]
@@ -157,7 +173,20 @@ class AdapterInspection(_message.Message):
     base_check: BaseCheck
     unmatched_module_names: _containers.RepeatedScalarFieldContainer[str]
     config_json: bytes
-    def __init__(self, adapter_number: _Optional[int] = ..., rank_max: _Optional[int] = ..., module_names: _Optional[_Iterable[str]] = ..., features: _Optional[_Iterable[str]] = ..., base_check: _Optional[_Union[BaseCheck, str]] = ..., unmatched_module_names: _Optional[_Iterable[str]] = ..., config_json: _Optional[bytes] = ...) -> None: ...
+    engine_verdicts: _containers.RepeatedCompositeFieldContainer[EngineVerdict]
+    def __init__(self, adapter_number: _Optional[int] = ..., rank_max: _Optional[int] = ..., module_names: _Optional[_Iterable[str]] = ..., features: _Optional[_Iterable[str]] = ..., base_check: _Optional[_Union[BaseCheck, str]] = ..., unmatched_module_names: _Optional[_Iterable[str]] = ..., config_json: _Optional[bytes] = ..., engine_verdicts: _Optional[_Iterable[_Union[EngineVerdict, _Mapping]]] = ...) -> None: ...
+
+class EngineVerdict(_message.Message):
+    __slots__ = ("engine", "engine_version", "outcome", "reasons")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    engine_version: str
+    outcome: EngineOutcome
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., outcome: _Optional[_Union[EngineOutcome, str]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("reason", "message", "details")

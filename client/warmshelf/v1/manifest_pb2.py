@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from warmshelf.v1 import artifact_pb2 as warmshelf_dot_v1_dot_artifact__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwarmshelf/v1/manifest.proto\x12\x0cwarmshelf.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bwarmshelf/v1/artifact.proto\"\xf7\x01\n\x08Manifest\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.warmshelf.v1.ArtifactKind\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x13\n\x0b\x66ormat_name\x18\x04 \x01(\t\x12\x12\n\nfile_names\x18\x05 \x03(\t\x12,\n\x0bsmall_files\x18\x06 \x03(\x0b\x32\x17.warmshelf.v1.SmallFile\x12-\n\tseal_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x64\x61\x65mon_version\x18\x08 \x01(\t\"\'\n\tSmallFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bwarmshelf/v1/manifest.proto\x12\x0cwarmshelf.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bwarmshelf/v1/artifact.proto\"\xa1\x02\n\x08Manifest\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.warmshelf.v1.ArtifactKind\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x13\n\x0b\x66ormat_name\x18\x04 \x01(\t\x12\x12\n\nfile_names\x18\x05 \x03(\t\x12,\n\x0bsmall_files\x18\x06 \x03(\x0b\x32\x17.warmshelf.v1.SmallFile\x12-\n\tseal_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x64\x61\x65mon_version\x18\x08 \x01(\t\x12(\n\x06hashes\x18\t \x03(\x0b\x32\x18.warmshelf.v1.TensorHash\":\n\nTensorHash\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"\'\n\tSmallFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'warmshelf.v1.manifest_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MANIFEST']._serialized_start=108
-  _globals['_MANIFEST']._serialized_end=355
-  _globals['_SMALLFILE']._serialized_start=357
-  _globals['_SMALLFILE']._serialized_end=396
+  _globals['_MANIFEST']._serialized_end=397
+  _globals['_TENSORHASH']._serialized_start=399
+  _globals['_TENSORHASH']._serialized_end=457
+  _globals['_SMALLFILE']._serialized_start=459
+  _globals['_SMALLFILE']._serialized_end=498
 # @@protoc_insertion_point(module_scope)

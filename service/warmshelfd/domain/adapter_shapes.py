@@ -7,12 +7,16 @@ its base comes, without its source. Knows no file and no format.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _SHAPE_LENGTH_MAX = 16
 """Longest shape read back; those of tensors end at 8."""
+
+_LAYER = re.compile(r"((?:^|\.)(?:layers|layer|h)\.)(\d{1,6})(?=\.|$)")
+"""Where the number of a layer stands in the models whose layers PEFT can use twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +48,32 @@ class AdapterShapes:
     Attributes:
         needs: in one order, by module first.
         fan_in_fan_out: the config says that the base stores weights as (in, out).
+        layers: which of the base's layers each layer of the adapter is, where some are used twice; else empty.
     """
 
     needs: tuple[Need, ...]
     fan_in_fan_out: bool = False
+    layers: tuple[int, ...] = ()
 
     @property
     def module_names(self) -> tuple[str, ...]:
         """Every module, once, sorted."""
         return tuple(dict.fromkeys(need.module for need in self.needs))
 
+    def of_base(self, need: Need) -> Need:
+        """Return a need as it stands in the base: of the layer that its own layer is a copy of."""
+        if not self.layers:
+            return need
+        return replace(need, module=_LAYER.sub(self._layer_of_base, need.module, count=1))
 
-def adapter_shapes(needs: Iterable[Need], *, fan_in_fan_out: bool) -> AdapterShapes:
+    def _layer_of_base(self, layer: re.Match[str]) -> str:
+        number = int(layer[2])
+        return f"{layer[1]}{self.layers[number]}" if number < len(self.layers) else layer[0]
+
+
+def adapter_shapes(needs: Iterable[Need], *, fan_in_fan_out: bool, layers: Sequence[int] = ()) -> AdapterShapes:
     """Return the needs in the one order in which they are kept."""
-    return AdapterShapes(tuple(sorted(set(needs), key=_order)), fan_in_fan_out)
+    return AdapterShapes(tuple(sorted(set(needs), key=_order)), fan_in_fan_out, tuple(layers))
 
 
 def shapes_to_record(shapes: AdapterShapes) -> dict[str, object]:
@@ -71,6 +87,7 @@ def shapes_to_record(shapes: AdapterShapes) -> dict[str, object]:
     for need in shapes.needs:
         groups.setdefault((need.leaf, need.shape, need.paired), []).append(numbers[need.module])
     return {
+        **({"layers": list(shapes.layers)} if shapes.layers else {}),
         "fan_in_fan_out": shapes.fan_in_fan_out,
         "groups": [
             {"leaf": leaf, "shape": None if shape is None else list(shape), "paired": paired, "modules": modules}
@@ -86,9 +103,9 @@ def shapes_from_record(record: object, module_names: Sequence[str]) -> AdapterSh
         ValueError: the record is not such a one.
     """
     match record:
-        case {"fan_in_fan_out": bool(fan_in_fan_out), "groups": list(groups), **rest} if not rest:
+        case {"fan_in_fan_out": bool(fan_in_fan_out), "groups": list(groups), **rest} if not rest.keys() - {"layers"}:
             needs = [need for group in groups for need in _group(group, module_names)]
-            return adapter_shapes(needs, fan_in_fan_out=fan_in_fan_out)
+            return adapter_shapes(needs, fan_in_fan_out=fan_in_fan_out, layers=_layers(rest.get("layers", [])))
     raise ValueError("the adapter's shapes are no record of them")
 
 
@@ -99,6 +116,13 @@ def _group(group: Mapping[str, Any], module_names: Sequence[str]) -> list[Need]:
                 known = _shape(shape)
                 return [Need(module_names[number], leaf, known, paired) for number in modules]
     raise ValueError("a group of the adapter's shapes is none")
+
+
+def _layers(value: Any) -> tuple[int, ...]:
+    match value:
+        case [*layers] if all(type(layer) is int and layer >= 0 for layer in layers):
+            return tuple(layers)
+    raise ValueError("the adapter's layers are none")
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

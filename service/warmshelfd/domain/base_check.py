@@ -2,8 +2,9 @@
 
 Names are compared as they stand. A base whose modules are called otherwise, be it
 only by a prefix, does not have them: nobody could say what an engine would make of
-it. Two things are no mismatch: a vocabulary that the adapter brings grown, and an
-output layer that the base leaves out because it is tied to the input embedding.
+it. Three things are no mismatch: a vocabulary that the adapter brings grown, an output
+layer that the base leaves out because it is tied to the input embedding, and layers of
+the base that the adapter's config uses twice, under numbers that the base does not have.
 
 Knows names and shapes only: no dtype, no file, no registry.
 """
@@ -30,6 +31,17 @@ _INPUT = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|em
 
 _VOCABULARY = re.compile(r"(?:(?!.*pos).*emb.*|wte|shared|lm_head|output)\Z", re.IGNORECASE)
 """Modules with a row per token, by the last part of their name. Positions are no vocabulary."""
+
+
+def is_input_embedding(tensor_name: str) -> bool:
+    """Say whether a tensor is called as input embeddings are."""
+    return _INPUT.match(tensor_name) is not None
+
+
+def is_output_layer(tensor_name: str) -> bool:
+    """Say whether a tensor is called as the weight of an output layer is."""
+    module, _, leaf = tensor_name.rpartition(".")
+    return leaf == "weight" and _OUTPUT.match(_last_part(module)) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +73,15 @@ def check_against_base(adapter: AdapterShapes, base: Mapping[str, tuple[int, ...
         BaseMismatch: a shape differs, or the base has none of the adapter's modules.
     """
     tied = _tied_shape(base)
-    parents = _parents(base, {name for need in adapter.needs for name in (need.module, need.tensor_name)})
+    needs = [(need.module, adapter.of_base(need)) for need in adapter.needs]
+    parents = _parents(base, {name for _, need in needs for name in (need.module, need.tensor_name)})
     absent: set[str] = set()
     grown: set[tuple[int, int]] = set()
-    for need in adapter.needs:
+    for module, need in needs:
         held = base.get(need.tensor_name, _tied_to(need, tied))
         if held is None:
             if not _is_inside(need, parents):
-                absent.add(need.module)
+                absent.add(module)
         elif not (_fits(need, held, adapter, base) or _is_packed(need, base, parents)):
             grown.add(_grown(need, held))
     return _result(adapter, absent, max(grown, default=None), base)

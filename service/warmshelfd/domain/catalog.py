@@ -44,6 +44,7 @@ class Entry:
         digest: of this generation; "" until known.
         size_bytes: of its segment's file; 0 if not known.
         segment_id: the segment that holds, or held, this generation; "" if never loaded.
+        hashes_owed: the hashes in its segment's manifest are still to be compared with its bytes.
         failure: why the last load failed; set exactly while FAILED.
         pinned: whether its bytes are page-locked.
         keep_resident: never evicted to make room for others.
@@ -66,6 +67,7 @@ class Entry:
     digest: str = ""
     size_bytes: int = 0
     segment_id: str = ""
+    hashes_owed: bool = False
     failure: Failure | None = None
     pinned: bool = False
     keep_resident: bool = False

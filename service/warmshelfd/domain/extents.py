@@ -6,6 +6,7 @@ memory, which fills a segment. Knows neither files nor memory.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,21 +53,33 @@ class SegmentPlan:
     """The tensors of a segment and the reads that fill it.
 
     ``extents`` rise in ``segment_offset`` and never overlap; ``data_end`` is the
-    first byte after the last of them.
+    first byte after the last of them. An extent is read in pieces of any length, or,
+    unless ``step_bytes`` is 0, only cut at multiples of that from its start.
     """
 
     tensors: tuple[TensorSpec, ...]
     extents: tuple[Extent, ...]
     data_end: int
+    step_bytes: int = 0
+
+    def cut(self, offset: int) -> int:
+        """Return the first place of the segment, from an offset on, at which its reads may be cut."""
+        if not self.step_bytes:
+            return offset
+        at = bisect_right(self.extents, offset, key=lambda e: e.segment_offset) - 1
+        extent = self.extents[max(at, 0)] if self.extents else None
+        if extent is None or not 0 < offset - extent.segment_offset < extent.size:
+            return offset
+        return extent.segment_offset + min(round_up(offset - extent.segment_offset, self.step_bytes), extent.size)
 
 
-def plan_segment(entries: Sequence[TensorEntry], *, packed: bool) -> SegmentPlan:
+def plan_segment(entries: Sequence[TensorEntry], *, packed: bool, step_bytes: int = 0) -> SegmentPlan:
     """Lay tensors out in a segment whose data begin after its header.
 
     ``packed`` (adapters): each range by itself, at 64 bytes. Otherwise (bases): what
     is contiguous in a file stays one run at the same offset modulo 4096, and only
     tensors that would be misaligned for their dtype are taken out of it and packed
-    behind the runs.
+    behind the runs. ``step_bytes``: a tensor is only read in pieces of that length.
     """
     align = _alignments(entries)
     ranges = sorted(align)
@@ -76,7 +89,7 @@ def plan_segment(entries: Sequence[TensorEntry], *, packed: bool) -> SegmentPlan
     places: dict[_Range, int] = {}
     end = _run(kept, extents, places)
     end = _pack(alone, extents, places, end)
-    return SegmentPlan(_specs(entries, places), tuple(_merge(extents)), end)
+    return SegmentPlan(_specs(entries, places), tuple(_merge(extents)), end, step_bytes)
 
 
 _Range = tuple[int, int, int]  # file index, offset, size

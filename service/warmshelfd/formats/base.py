@@ -8,9 +8,9 @@ three methods of ``Files``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from warmshelf.types import AdapterInspection, ArtifactKind
 from warmshelfd.domain.adapter_shapes import AdapterShapes
@@ -25,6 +25,24 @@ class Files(Protocol):
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return exactly ``size`` bytes."""
+
+
+Range = tuple[str, int, int]
+"""A part of one file: its name, where it begins, how many bytes it has."""
+
+
+@runtime_checkable
+class Ahead(Protocol):
+    """Files that gain by knowing what will be read."""
+
+    def expect(self, ranges: Iterable[Range]) -> None:
+        """Take note of what will be read soon."""
+
+
+def expect(files: Files, ranges: Iterable[Range]) -> None:
+    """Tell files what will be read soon, if they want to know."""
+    if isinstance(files, Ahead):
+        files.expect(ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +67,31 @@ class FormatLimits:
     """Longest file kept whole beside the tensors; a large tokenizer takes 34 MB."""
     small_files_bytes_max: int = 128 << 20
     """All of those together."""
+    box_bytes_max: int = 4 << 20
+    """Longest run of encrypted bytes under one MAC, held once per reading thread; writers make 2 MiB."""
+    argon2_memory_bytes_max: int = 256 << 20
+    """What deriving a key from a passphrase may take, half of the reserve; it is what tensorizer asks by default."""
+    argon2_passes_max: int = 16
+    """Passes over that memory: 16 over 256 MiB take five seconds; tensorizer's presets have 1 to 4."""
 
 
 class Check(Protocol):
     """What a file says of one tensor's bytes, against which they are checked once they have been read."""
 
+    @property
+    def name(self) -> str:
+        """The tensor's."""
+
+    @property
+    def prefix(self) -> bytes:
+        """What is hashed before the bytes."""
+
+    @property
+    def sha256(self) -> bytes:
+        """The SHA-256 of both."""
+
     def check_crc32(self, view: memoryview) -> None:
-        """Compare the CRC32, which costs little beside reading.
+        """Compare the CRC32, which costs little beside reading, if the file has one.
 
         Raises:
             DigestMismatch: it differs; names the tensor and both values.
@@ -67,6 +103,37 @@ class Check(Protocol):
         Raises:
             DigestMismatch: it differs; names the tensor and both values.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """How a key comes from a passphrase: Argon2id with these parameters."""
+
+    passes: int
+    memory_bytes: int
+    salt: bytes
+
+
+class Boxes(NamedTuple):
+    """The boxes of one tensor, which are encrypted each for itself: nonces count up from the first."""
+
+    nonce: bytes
+    macs: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Encryption:
+    """How a file's tensors are encrypted: as libsodium's secretboxes.
+
+    Attributes:
+        box_bytes: length of every box but a tensor's last.
+        boxes: of each tensor, in the entries' order; without MACs where a tensor has no bytes.
+        derivation: how the key was made, if it was made from a passphrase.
+    """
+
+    box_bytes: int
+    boxes: Sequence[Boxes]
+    derivation: Derivation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +149,8 @@ class Inspected:
         index_files: names of the files that said which tensors there are and where.
         adapter: for adapters only; its number is given by the shelf.
         adapter_shapes: for adapters only; what it needs of its base.
-        checks: one for each entry, in their order, if the format has hashes; else none.
+        checks: one for each entry, if the format has hashes; else none.
+        encryption: for encrypted files only, of which there is one; the rest is in the clear.
     """
 
     kind: ArtifactKind
@@ -94,6 +162,7 @@ class Inspected:
     adapter: AdapterInspection | None = None
     adapter_shapes: AdapterShapes | None = None
     checks: Iterable[Check] = ()
+    encryption: Encryption | None = None
 
     @property
     def all_names(self) -> tuple[str, ...]:

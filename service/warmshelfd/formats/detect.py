@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from warmshelf.errors import UnsupportedFormat
-from warmshelfd.formats.base import Files, Format, FormatLimits, Inspected
-from warmshelfd.formats.peft import PeftFormat
+from warmshelfd.formats.base import Files, Format, FormatLimits, Inspected, Range
+from warmshelfd.formats.peft import WEIGHTS, PeftFormat
+from warmshelfd.formats.peft_config import CONFIG_NAME
 from warmshelfd.formats.pickled import PICKLED_SUFFIXES, SNIFF_BYTES, refuse_pickled
 from warmshelfd.formats.safetensors import SafetensorsFormat
 from warmshelfd.formats.tensorizer import TensorizerFormat
@@ -16,6 +17,27 @@ FORMATS: Sequence[Format] = (PeftFormat(), SafetensorsFormat(), TensorizerFormat
 
 FORMAT_NAMES = tuple(one.name for one in FORMATS)
 """Of the formats that can be loaded."""
+
+
+_HEADS: Mapping[str, int] = {
+    ".safetensors": 256 << 10,  # the header of a shard has 3 to 70 KB
+    ".tensors": 288 << 10,  # an index of 256 KiB, filled up with zeros, and the first headers
+    ".index.json": 256 << 10,
+}
+"""How much of a file's beginning is worth reading unseen, by how its name ends."""
+
+_ADAPTER_HEADS = {"adapter_config.json": 64 << 10, **dict.fromkeys(WEIGHTS, 256 << 10)}
+
+
+def first_reads(names: Mapping[str, int]) -> Iterator[Range]:
+    """Yield what any format looks at first, so that it can be read at once: a hint that promises nothing."""
+    if CONFIG_NAME in names:
+        yield from ((name, 0, head) for name, head in _ADAPTER_HEADS.items() if name in names)
+        return
+    for name in names:
+        head = next((head for suffix, head in _HEADS.items() if name.endswith(suffix)), 0)
+        if head:
+            yield name, 0, head
 
 
 def detect(files: Files, limits: FormatLimits) -> Inspected:

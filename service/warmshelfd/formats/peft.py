@@ -13,13 +13,13 @@ tensors' names say in ``peft_names``, and what both come to in ``peft_tensors``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from warmshelf.errors import ConfigMissing, MalformedArtifact, SourceNotFound, UnsupportedFormat
 from warmshelf.types import AdapterInspection, ArtifactKind
 from warmshelfd.domain.extents import TensorEntry
-from warmshelfd.formats.base import Files, Format, FormatLimits, Inspected
+from warmshelfd.formats.base import Files, Format, FormatLimits, Inspected, Range, expect
 from warmshelfd.formats.peft_config import CONFIG_NAME, parse_config, read_config
 from warmshelfd.formats.peft_tensors import inspect_tensors
 from warmshelfd.formats.pickled import conversion_command
@@ -104,6 +104,7 @@ class PeftFormat(Format):
             ),
             adapter_shapes=tensors.shapes,
             checks=weights.checks,
+            encryption=weights.encryption,
         )
 
     def _read_weights(self, files: Files, limits: FormatLimits) -> Inspected:
@@ -139,6 +140,9 @@ class _OneFile:
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         return self.whole.read(name, offset, size)
+
+    def expect(self, ranges: Iterable[Range]) -> None:
+        expect(self.whole, ranges)
 
 
 def _no_weights(names: Mapping[str, int], wanted: Sequence[str]) -> SourceNotFound | UnsupportedFormat:

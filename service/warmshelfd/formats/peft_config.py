@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from warmshelf.errors import MalformedArtifact, UnsupportedFormat
 from warmshelfd.formats.base import Files
+from warmshelfd.formats.peft_fields import DEFAULT_RANK, check_fields
 from warmshelfd.formats.strict_json import StrictJson
 
 CONFIG_NAME = "adapter_config.json"
@@ -48,8 +50,10 @@ _VARIANTS: Mapping[str, str] = {
 }
 """Features by the field that asks for them, by being there at all: an empty object means its defaults."""
 
-_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica")
 """Ways to begin training that leave no trace: loaded, such an adapter is as any other. Others change the base."""
+
+_BIASES = ("all", "lora_only")
 
 _OTHERS = frozenset(
     {
@@ -107,12 +111,14 @@ def parse_config(data: bytes) -> Config:
     """Return the fields of a LoRA adapter's config.
 
     Raises:
-        MalformedArtifact: it is no JSON object, or does not say what kind of adapter it is.
+        MalformedArtifact: it is no JSON object, does not say what kind of adapter it is, or a
+            field that it is read by holds what it cannot.
         UnsupportedFormat: it is another kind than LoRA; names it.
     """
     config = _object(data.removeprefix(_BOM))
     match config.get("peft_type"):
         case "LORA":
+            check_fields(CONFIG_NAME, config)
             return config
         case str(other):
             raise UnsupportedFormat(
@@ -128,23 +134,42 @@ def config_features(config: Config) -> set[str]:
     features = {feature for field, feature in _SWITCHES.items() if config.get(field) not in (None, False, [], {})}
     features.update(feature for field, feature in _VARIANTS.items() if config.get(field) not in (None, False))
     features.update(_init_feature(config.get("init_lora_weights")))
-    if config.get("bias", "none") != "none":
-        features.add("bias")
+    features.update(_bias_feature(config.get("bias")))
     unknown = (field for field, value in config.items() if value is not None and field not in KNOWN_FIELDS)
     features.update(f"unknown_field:{_shown(field)}" for field in unknown)
     return features
 
 
 def declared_ranks(config: Config) -> set[int]:
-    """Return every rank that the config names."""
+    """Return every rank that the config names, or PEFT's default if it has no ``r``."""
     pattern = config.get("rank_pattern")
-    named = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else ())]
-    return {rank for rank in named if type(rank) is int and rank > 0}
+    named = [config.get("r", DEFAULT_RANK), *(pattern.values() if isinstance(pattern, dict) else ())]
+    return {rank for rank in named if type(rank) is int}
+
+
+def token_row_counts(config: Config) -> set[int]:
+    """Return how many rows there may be for trained tokens: those of one list, or of one list for each module."""
+    tokens: Any = config.get("trainable_token_indices")
+    lists = tokens.values() if isinstance(tokens, dict) else [tokens or ()]
+    return {len(one) for one in lists} - {0}
+
+
+def replicated_layers(config: Config) -> tuple[int, ...]:
+    """Return which of the base's layers each layer is, where layers are used more than once; else nothing."""
+    ranges: Any = config.get("layer_replication") or ()
+    return tuple(layer for begin, end in ranges for layer in range(begin, end))
+
+
+def _bias_feature(bias: object) -> Iterator[str]:
+    if bias in _BIASES:
+        yield "bias"
+    elif isinstance(bias, str) and bias != "none":
+        yield f"unknown_bias:{_shown(bias)}"
 
 
 def _init_feature(init: object) -> Iterator[str]:
     if isinstance(init, str) and init not in _PLAIN_INITS:
-        yield f"init:{'pissa' if init.startswith('pissa_niter_') else _shown(init)}"
+        yield f"init:{'pissa_niter' if init.startswith('pissa_niter_') else _shown(init)}"
 
 
 def _object(text: bytes) -> dict[str, object]:

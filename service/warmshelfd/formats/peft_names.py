@@ -2,16 +2,28 @@
 
 PEFT writes ``base_model.model.``, the module, and the part: ``lora_A.weight``. What
 dumps a training run's state keeps the adapter's name in it: ``lora_A.default.weight``.
-Names are only read here: nothing is ever renamed.
+So does training leave the names of what it wraps modules in: ``_orig_mod``. Names are
+only read here: nothing is ever renamed.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 from enum import Enum
 
-_PREFIX = "base_model.model."
 _LEAVES = ("weight", "bias")
+
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What training puts around modules, wherever in a name: no module of a base is called so."""
+
+_OUTER = re.compile(rf"((?:(?:module|{'|'.join(_WRAPPERS)})\.)*)base_model\.model\.")
+"""PEFT's prefix, and what is put around the whole in front of it; elsewhere ``module`` may be the base's own."""
+
+
+NO_PREFIX = "key_prefix:none"
+"""The feature of names without PEFT's prefix."""
 
 
 class Part(Enum):
@@ -39,6 +51,7 @@ class Parsed:
         module: as the base names it.
         leaf: for WHOLE the tensor's own name in the module; for OTHER the part's name.
         adapter_name: "" unless the name has one.
+        spelling: what is unusual about the name, so that PEFT does not find it: a wrapper's name, or NO_PREFIX.
     """
 
     part: Part
@@ -46,11 +59,29 @@ class Parsed:
     module: str
     leaf: str = ""
     adapter_name: str = ""
+    spelling: tuple[str, ...] = ()
 
 
 def parse_name(name: str) -> Parsed:
     """Return what a tensor's name says."""
-    words = name.removeprefix(_PREFIX).split(".")
+    bare, spelling = _unwrapped(name)
+    parsed = _parse(bare)
+    return dataclasses.replace(parsed, spelling=spelling) if spelling else parsed
+
+
+def _unwrapped(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the name without PEFT's prefix and what training has put around modules, and what was unusual."""
+    found = _OUTER.match(name)
+    rest = name[found.end() :] if found else name
+    words = rest.split(".")
+    inner = [word for word in words if word in _WRAPPERS]
+    outer = found[1].split(".")[:-1] if found else ()
+    unusual = [*(f"key_wrapper:{word}" for word in (*outer, *inner)), *(() if found else (NO_PREFIX,))]
+    return ".".join(word for word in words if word not in _WRAPPERS) if inner else rest, tuple(unusual)
+
+
+def _parse(name: str) -> Parsed:
+    words = name.split(".")
     at = next((at for at in reversed(range(len(words))) if _is_mark(words[at])), None)
     if at is None:
         return _whole(words)

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from warmshelf.errors import MalformedArtifact
 from warmshelfd.domain.adapter_shapes import AdapterShapes, Need, adapter_shapes
-from warmshelfd.formats.peft_config import Config, config_features, declared_ranks
+from warmshelfd.formats.peft_config import (
+    CONFIG_NAME,
+    Config,
+    config_features,
+    declared_ranks,
+    replicated_layers,
+    token_row_counts,
+)
 from warmshelfd.formats.peft_names import Parsed, Part, parse_name
 
 _Shape = tuple[int, ...]
@@ -25,6 +32,12 @@ _FEATURES = {
     Part.MAGNITUDE: "dora",
     Part.TOKEN_ROWS: "trainable_tokens",
 }
+_COMPANIONS = {"use_dora": Part.MAGNITUDE, "lora_bias": Part.LORA_BIAS}
+"""What stands beside every pair, by the field that asks for it."""
+
+_INITS = frozenset({"init:pissa", "init:pissa_niter", "init:olora", "init:corda"})
+"""Ways to begin that take the base's weight apart, so that a narrow layer has a smaller rank than the config says."""
+
 _OTHER_FEATURES = {"lora_diag": "kasa", "lora_monteclora_sampler": "monteclora", "lora_velora_embed": "velora"}
 
 
@@ -74,12 +87,16 @@ def inspect_tensors(file: str, shapes: Mapping[str, _Shape], config: Config) -> 
     pairs = _pairs(file, shapes, parsed)
     rank_max = max((_rank(file, pair, config, features) for pair in pairs), default=0)
     _check_not_empty(file, shapes)
+    _check_token_rows(file, shapes, parsed, token_row_counts(config))
+    _check_complete(file, parsed.values(), config)
     needs = [*_pair_needs(pairs, features), *_other_needs(shapes, parsed)]
     features.update(_pair_features(pairs))
     return AdapterTensors(
         rank_max=rank_max,
         features=tuple(sorted(features)),
-        shapes=adapter_shapes(needs, fan_in_fan_out=bool(config.get("fan_in_fan_out"))),
+        shapes=adapter_shapes(
+            needs, fan_in_fan_out=bool(config.get("fan_in_fan_out")), layers=replicated_layers(config)
+        ),
     )
 
 
@@ -95,6 +112,7 @@ def _name_features(parsed: Parsed, known: Collection[str]) -> Iterator[str]:
         yield _OTHER_FEATURES.get(parsed.leaf, f"unknown_tensor:{parsed.leaf}")
     if parsed.adapter_name:
         yield f"adapter_name:{parsed.adapter_name}"
+    yield from parsed.spelling
 
 
 def _pair_features(pairs: Iterable[_Pair]) -> Iterator[str]:
@@ -137,14 +155,23 @@ def _rank(file: str, pair: _Pair, config: Config, features: Collection[str]) -> 
     a, b = pair.a, pair.b
     if min(len(a), len(b)) < 2 or 0 in (*a, *b):  # noqa: PLR2004 - a matrix
         raise _not_a_pair(file, pair, "a factor is empty or one-dimensional, as where shards were saved apart")
-    if pair.is_stacked:
-        return a[1]
-    if a[0] != b[1] and not ("bdlora" in features and a[0] % b[1] == 0):
+    declared = declared_ranks(config)
+    if not pair.is_stacked and a[0] != b[1] and not ("bdlora" in features and a[0] % b[1] == 0):
         raise _not_a_pair(file, pair, f"the ranks {a[0]} and {b[1]} differ")
-    if "target_parameters" in features:
+    held = a[1] if pair.is_stacked else a[0]
+    if held in declared or (held < max(declared) and held == _full_rank(pair) and _INITS.intersection(features)):
+        return held
+    if "target_parameters" in features and not pair.is_stacked:
         # All experts of a parameter stand in one pair, so its rank is a multiple of the adapter's.
-        return max((rank for rank in declared_ranks(config) if a[0] % rank == 0), default=a[0])
-    return a[0]
+        divisors = [rank for rank in declared if held % rank == 0]
+        if divisors:
+            return max(divisors)
+    raise _other_rank(file, pair.module, held, declared)
+
+
+def _full_rank(pair: _Pair) -> int:
+    """Return the rank of the whole weight: what takes it apart finds no more."""
+    return min(pair.a[-1], pair.b[-2])
 
 
 def _check_not_empty(file: str, shapes: Mapping[str, _Shape]) -> None:
@@ -155,6 +182,30 @@ def _check_not_empty(file: str, shapes: Mapping[str, _Shape]) -> None:
                 file=file,
                 tensor=name,
             )
+
+
+def _check_token_rows(
+    file: str, shapes: Mapping[str, _Shape], parsed: Mapping[str, Parsed], row_counts: Collection[int]
+) -> None:
+    """Check that there is a row for each token trained: which rows they are stands in the config only."""
+    for name, each in parsed.items():
+        if each.part is Part.TOKEN_ROWS and (not shapes[name] or shapes[name][0] not in row_counts):
+            wanted = " or ".join(map(str, sorted(row_counts))) or "none"
+            raise _malformed(
+                file,
+                each.module,
+                f"{name!r} of shape {list(shapes[name])} has the rows of trained tokens, "
+                f"and trainable_token_indices of {CONFIG_NAME} names {wanted}",
+            )
+
+
+def _check_complete(file: str, parsed: Collection[Parsed], config: Config) -> None:
+    """Check that each pair has what the config says that each has."""
+    for field, part in _COMPANIONS.items():
+        having = {each.stem for each in parsed if each.part is part}
+        for each in parsed:
+            if config.get(field) and each.part is Part.LORA_B and each.stem not in having:
+                raise _malformed(file, each.module, f"{field} is set, and there is no {part.value} beside its pair")
 
 
 # --- needs -------------------------------------------------------------------
@@ -185,6 +236,13 @@ def _not_a_pair(file: str, pair: _Pair, why: str) -> MalformedArtifact:
     names = (Part.EMBEDDING_A, Part.EMBEDDING_B) if pair.is_embedding else (Part.LORA_A, Part.LORA_B)
     shown = " and ".join(f"{part.value} {list(shape)}" for part, shape in zip(names, (pair.a, pair.b), strict=True))
     return _malformed(file, pair.module, f"{shown} are no LoRA pair: {why}")
+
+
+def _other_rank(file: str, module: str, held: int, declared: Collection[int]) -> MalformedArtifact:
+    said = " or ".join(map(str, sorted(declared)))
+    error = _malformed(file, module, f"the tensors have rank {held}, and {CONFIG_NAME} says {said}")
+    error.details.update(tensor_rank=held, config_rank=said)
+    return error
 
 
 def _malformed(file: str, module: str, what: str) -> MalformedArtifact:

@@ -10,7 +10,8 @@ Anything else is refused by name: the parts that the ranks of a parallel engine 
 
 The file's index is read in ``tensorizer_index``, the tensors' headers in
 ``tensorizer_headers``. Names are kept as they stand: those of a module's own
-parameters begin with a dot, and a tensor that two modules share is there twice.
+parameters begin with a dot, and a tensor that two modules share is there twice; of
+which ``tensorizer_tied`` finds an output layer that is the input embedding.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from warmshelf.types import ArtifactKind
 from warmshelfd.formats.base import Files, Format, FormatLimits, Inspected
 from warmshelfd.formats.safetensors import small_files
 from warmshelfd.formats.tensorizer_fields import malformed
-from warmshelfd.formats.tensorizer_headers import read_hashes
+from warmshelfd.formats.tensorizer_headers import read_headers
 from warmshelfd.formats.tensorizer_index import check_rows, read_index
+from warmshelfd.formats.tensorizer_tied import with_ties
 
 _SUFFIX = ".tensors"
 _WHOLE = "model.tensors"
@@ -32,7 +34,7 @@ _RANKED = re.compile(r".*-rank-[0-9]+\.tensors", re.DOTALL)
 
 
 class TensorizerFormat(Format):
-    """One plain ``.tensors`` file as CoreWeave's tensorizer 2 writes it, alone or in a directory."""
+    """One ``.tensors`` file, plain or encrypted, as CoreWeave's tensorizer 2 writes it, alone or in a directory."""
 
     name = "tensorizer"
 
@@ -48,13 +50,15 @@ class TensorizerFormat(Format):
         entries = check_rows(index, names[file], limits)
         if not entries:
             raise malformed(file, "no tensors")
+        hashes, encryption = read_headers(files, index, entries, limits)
         return Inspected(
             kind=ArtifactKind.BASE,
             format_name=self.name,
             file_names=(file,),
-            entries=tuple(entries),
+            entries=with_ties(files, entries, hashes),
             small_files=small_files(names, limits),
-            checks=read_hashes(files, index, entries),
+            checks=hashes,
+            encryption=encryption,
         )
 
 

@@ -47,6 +47,10 @@ class Fields:
         """Read a number of so many bytes, then as many bytes as it says."""
         return self.take(self.number(size))
 
+    def is_at_end(self) -> bool:
+        """Say whether all has been read."""
+        return self.at == len(self._data)
+
     def only_zeros_follow(self) -> bool:
         """Say whether all the rest is zeros."""
         return self._data.count(0, self.at) == len(self._data) - self.at

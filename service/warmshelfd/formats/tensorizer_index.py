@@ -15,11 +15,12 @@ of version 5 dimensions have 8 bytes.
 
 The versions that tensorizer 2.0 to 2.12 write, whichever a file needs: 1; 2 for dtypes
 that numpy has not; 3 for encryption, since 2.7; 4 for tensors without bytes, since 2.8;
-5 for dimensions beyond 32 bits, since 2.12. From 4 on the flags may say "encrypted",
-and in 5 they always say that rows have versions.
+5 for dimensions beyond 32 bits, since 2.12. Version 3 is always encrypted. From 4 on
+the flags may say so, and in 5 they always say that rows have versions. Encrypted is
+only the tensors' data.
 
-Refused besides what is wrong: encrypted files and tensors without bytes. Reads no
-header of a tensor and no data.
+Refused besides what is wrong: tensors without bytes. Reads no header of a tensor and
+no data.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from warmshelf.dtypes import Dtype, size_bytes
-from warmshelf.errors import UnsupportedDtype, UnsupportedFormat
+from warmshelf.errors import MalformedArtifact, UnsupportedDtype, UnsupportedFormat
 from warmshelfd.domain.extents import TensorEntry
 from warmshelfd.formats.base import Files, FormatLimits
 from warmshelfd.formats.pickled import refuse_pickled
@@ -45,8 +46,8 @@ END_BYTES = 8
 _ENCRYPTED, _ROWS_HAVE_VERSIONS = 1, 2
 _ENCRYPTED_VERSION = 3
 _FLAGS_SINCE_VERSION = 4
-_FLAGS = {1: 0, 2: 0, 4: 0, 5: _ROWS_HAVE_VERSIONS}
-"""The flags of each version that is read. Before version 4 their place is for a hash, and zero."""
+_FLAGS = {1: 0, 2: 0, 3: 0, 4: 0, 5: _ROWS_HAVE_VERSIONS}
+"""The flags of each version, but "encrypted". Before version 4 their place is for a hash, and zero."""
 
 _DIM_BYTES = {1: 4, 5: 8}
 """How long dimensions are, by the version of their row."""
@@ -57,6 +58,12 @@ _KINDS = (0, 1, _STATE_DICT)
 
 _HEADER_BYTES_MIN = 8 + 2 + 1 + 2 + 1 + 1 + 2 + 41 + 8
 """A header's length, module, kind, counts of name, dtype, shape and hashes, the hashes, the data's length."""
+
+_CRC32_BYTES = 6
+"""What is left out of the hashes where the data are encrypted."""
+
+_CRYPT_BYTES_MIN = 8 + 2
+"""How long that is which says how the data are encrypted: its length and the number of its parts."""
 
 _PLACE = struct.Struct("<QQQ")
 
@@ -85,7 +92,12 @@ class Row:
 
     @property
     def header_bytes(self) -> int:
-        """How long the tensor's header must be."""
+        """How long the tensor's header is."""
+        return self.data_offset - self.header_offset
+
+    @property
+    def plain_header_bytes(self) -> int:
+        """How long it is where the data are not encrypted."""
         return _HEADER_BYTES_MIN + len(self.name) + len(self.dtype) + len(self.dims)
 
 
@@ -95,6 +107,7 @@ class Index:
 
     file: str
     tensor_count: int
+    is_encrypted: bool
     rows_have_versions: bool
     data: bytes
 
@@ -133,7 +146,7 @@ def read_index(files: Files, file: str, limits: FormatLimits) -> Index:
     Raises:
         MalformedArtifact: it is no such file, or asks for more than the limits.
         SourceTruncated: it is shorter than that.
-        UnsupportedFormat: it is encrypted, of another version, or a pickle.
+        UnsupportedFormat: it is of another version, or a pickle.
     """
     size = files.files()[file]
     head = files.read(file, 0, min(size, _FRONT.size))
@@ -159,16 +172,17 @@ def read_index(files: Files, file: str, limits: FormatLimits) -> Index:
         )
     if size < _FRONT.size + index_bytes + END_BYTES:
         raise truncated(file, size, _FRONT.size + index_bytes + END_BYTES)
-    return Index(file, tensor_count, bool(flags & _ROWS_HAVE_VERSIONS), files.read(file, _FRONT.size, index_bytes))
+    is_encrypted = version == _ENCRYPTED_VERSION or bool(flags & _ENCRYPTED)
+    data = files.read(file, _FRONT.size, index_bytes)
+    return Index(file, tensor_count, is_encrypted, bool(flags & _ROWS_HAVE_VERSIONS), data)
 
 
 def _check_version(file: str, version: int, flags: int) -> None:
-    if version == _ENCRYPTED_VERSION or (version >= _FLAGS_SINCE_VERSION and flags & _ENCRYPTED):
-        raise UnsupportedFormat(f"{file} is encrypted, which this release does not read", file=file)
     if version not in _FLAGS:
         known = ", ".join(map(str, _FLAGS))
         raise UnsupportedFormat(f"{file} is a .tensors file of version {version}; read are {known}", file=file)
-    if flags != _FLAGS[version]:
+    own = flags & ~_ENCRYPTED if version >= _FLAGS_SINCE_VERSION else flags
+    if own != _FLAGS[version]:
         raise malformed(file, f"has flags {flags:#x}, in version {version} they are {_FLAGS[version]:#x}")
 
 
@@ -184,7 +198,7 @@ def check_rows(index: Index, file_size: int, limits: FormatLimits) -> list[Tenso
     entries: list[TensorEntry] = []
     names: set[str] = set()
     shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # one object per shape, while they are few: most share theirs
-    end = index.end_bytes
+    end, headers_bytes = index.end_bytes, 0
     for row in index.rows():
         name = _name(index.file, row, len(entries), limits)
         if name in names:
@@ -193,7 +207,10 @@ def check_rows(index: Index, file_size: int, limits: FormatLimits) -> list[Tenso
         dtype = _dtype(index.file, name, row)
         shape = _shape(index.file, name, dtype, row, limits)
         _check_size(index.file, name, dtype, shape, row.size_bytes)
-        check_place(index.file, name, row, end)
+        check_place(index, name, row, end)
+        headers_bytes += row.header_bytes
+        if index.is_encrypted and headers_bytes > limits.header_bytes_max:
+            raise _headers_too_long(index.file, headers_bytes, limits.header_bytes_max)
         shape = shapes.get(shape, shape)
         if len(shapes) < _SHARED_SHAPES_MAX:
             shapes[shape] = shape
@@ -263,20 +280,32 @@ def _check_size(file: str, name: str, dtype: Dtype, shape: tuple[int, ...], size
         )
 
 
-def check_place(file: str, name: str, row: Row, end: int) -> None:
-    """Check that the header begins where the tensor before ended, and the data where the header ends."""
-    for what, offset, expected in (
-        ("header", row.header_offset, end),
-        ("data", row.data_offset, end + row.header_bytes),
-    ):
+def check_place(index: Index, name: str, row: Row, end: int) -> None:
+    """Check that the header begins where the tensor before ended, and the data where the header ends.
+
+    How long an encrypted tensor's header is only that header tells; the index tells that it is long enough.
+    """
+    data = end + row.plain_header_bytes
+    if index.is_encrypted:
+        data = max(row.data_offset, data + _CRYPT_BYTES_MIN - (_CRC32_BYTES if row.size_bytes else 0))
+    for what, offset, expected in (("header", row.header_offset, end), ("data", row.data_offset, data)):
         if offset != expected:
             raise malformed(
-                file,
+                index.file,
                 f"the {what} of tensor {name!r} would begin at byte {offset}, what is before it ends at {expected}",
                 tensor=name,
                 offset_bytes=offset,
                 expected_bytes=expected,
             )
+
+
+def _headers_too_long(file: str, size: int, size_max: int) -> MalformedArtifact:
+    return malformed(
+        file,
+        f"has headers of {size} bytes, at most {size_max} are allowed",
+        headers_bytes=size,
+        header_bytes_max=size_max,
+    )
 
 
 def _check_end(file: str, file_size: int, end: int) -> None:

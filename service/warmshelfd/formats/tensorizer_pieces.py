@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from warmshelf.errors import UnsupportedFormat
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.tensorizer_fields import malformed
 from warmshelfd.formats.tensorizer_index import END_BYTES, check_place, read_index
@@ -50,10 +51,12 @@ def tensor_pieces(file: str, front: bytes, limits: FormatLimits) -> list[TensorP
     index = read_index(_Front(file, front), file, limits)
     if index.end_bytes != len(front):
         raise malformed(file, f"has {len(front)} bytes before its first tensor, its index ends at {index.end_bytes}")
+    if index.is_encrypted:
+        raise UnsupportedFormat(f"{file} is encrypted, which is read from files only", file=file)
     pieces: list[TensorPiece] = []
     end = len(front)
     for row in index.rows():
-        check_place(file, row.name.decode(errors="backslashreplace")[: limits.name_bytes_max], row, end)
+        check_place(index, row.name.decode(errors="backslashreplace")[: limits.name_bytes_max], row, end)
         end = row.data_offset + row.size_bytes
         pieces.append(TensorPiece(row.name, row.header_offset, row.data_offset, end))
     return pieces

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
-from warmshelfd.domain.extents import Extent
+from warmshelfd.domain.extents import Extent, SegmentPlan
 
 PART_BYTES = 32 * BLOCK_BYTES
 """What a thread takes at a time: allocated in one call, small enough that two threads end together."""
@@ -27,6 +27,14 @@ def ranges(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+def pieces(plan: SegmentPlan, start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
+    """Cut a range near the multiples of ``step``: at the first place behind each at which the plan may be cut."""
+    while start < end:
+        stop = min(plan.cut((start // step + 1) * step), end)
+        yield start, stop
+        start = stop
+
+
 def extents_in(extents: Sequence[Extent], start: int, end: int) -> Iterator[Extent]:
     """Return what of the extents lies in a range of the segment, each cut to it."""
     at = max(bisect_right(extents, start, key=lambda e: e.segment_offset) - 1, 0)
@@ -37,6 +45,23 @@ def extents_in(extents: Sequence[Extent], start: int, end: int) -> Iterator[Exte
             skipped = first - extent.segment_offset
             yield Extent(extent.file_index, extent.file_offset + skipped, first, last - first)
         at += 1
+
+
+def gathered(extents: Iterable[Extent], gap_bytes: int) -> Iterator[list[Extent]]:
+    """Group extents that one read of a file brings in, with less than so much between them; 0 joins none."""
+    group: list[Extent] = []
+    for extent in extents:
+        if group and not 0 <= _gap(group[-1], extent) < gap_bytes:
+            yield group
+            group = []
+        group.append(extent)
+    if group:
+        yield group
+
+
+def _gap(one: Extent, other: Extent) -> int:
+    """Return how many bytes of their file lie between two extents; below 0 if they are not in order."""
+    return other.file_offset - one.file_offset - one.size if one.file_index == other.file_index else -1
 
 
 def blocks_in(data: Section, start: int, end: int) -> Iterator[tuple[int, int, int]]:

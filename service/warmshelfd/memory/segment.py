@@ -304,7 +304,15 @@ class SegmentWriter:
             raise Internal(f"segment {self.segment_id} is not filled")
         return self._file.view().toreadonly()
 
-    def fill(self, read: Read, *, threads: int, cancelled: Callable[[], bool], progress: Callable[[int], None]) -> None:
+    def fill(
+        self,
+        read: Read,
+        *,
+        threads: int,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int], None],
+        gap_bytes: int = 0,
+    ) -> None:
         """Bring all data in.
 
         Args:
@@ -312,13 +320,15 @@ class SegmentWriter:
             threads: how many.
             cancelled: asked before every read.
             progress: told the bytes read so far, ever more of them.
+            gap_bytes: bytes between tensors that are rather read along, where each read costs a round trip.
 
         Raises:
             ArenaFull: the file system did not give what was reserved.
             LoadCancelled: ``cancelled`` said so.
         """
         with self._file.view() as view:
-            filling = Filling(view, self._plan, self._sections.data, self._allocate, read, cancelled, progress)
+            data = self._sections.data
+            filling = Filling(view, self._plan, data, self._allocate, read, cancelled, progress, gap_bytes)
             filling.run(threads)
         self._crcs = filling.crcs.tobytes()
         self._filled = True

@@ -27,6 +27,7 @@ class Registration:
         digest: of this generation; "" until known.
         segment_id: the segment that holds, or held, this generation; "" if never loaded.
         size_bytes: of that segment's file; 0 if not known.
+        hashes_owed: the hashes in that segment's manifest are still to be compared with its bytes.
     """
 
     artifact_id: str
@@ -42,6 +43,7 @@ class Registration:
     digest: str = ""
     segment_id: str = ""
     size_bytes: int = 0
+    hashes_owed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

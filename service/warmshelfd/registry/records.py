@@ -99,6 +99,7 @@ def _record(r: Registration) -> dict[str, object]:
         "digest": r.digest,
         "segment_id": r.segment_id,
         "size_bytes": r.size_bytes,
+        **({"hashes_owed": True} if r.hashes_owed else {}),  # left out where it says nothing: older releases know none
     }
 
 
@@ -150,6 +151,7 @@ def _registration(fields: _Fields) -> Registration:
         digest=_digest(fields.text("digest")),
         segment_id=_segment_id(fields.text("segment_id")),
         size_bytes=fields.number("size_bytes"),
+        hashes_owed=fields.has("hashes_owed") and fields.flag("hashes_owed"),
     )
     fields.end()
     return registration
@@ -226,6 +228,9 @@ class _Fields:
 
     def text(self, key: str) -> str:
         return str(self._taken(key, str))
+
+    def has(self, key: str) -> bool:
+        return key in self._fields
 
     def flag(self, key: str) -> bool:
         return bool(self._taken(key, bool))

@@ -12,6 +12,7 @@ from warmshelf.types import Artifact
 from warmshelf.v1 import artifact_pb2, catalog_pb2, catalog_pb2_grpc
 from warmshelfd.leasing import Leasing
 from warmshelfd.observing import Observing, Seen
+from warmshelfd.records import judged
 from warmshelfd.registering import RegisterOptions
 from warmshelfd.servicers.paging import PAGE_BYTES_MAX, from_token, page_size, to_token
 from warmshelfd.shelf import Shelf
@@ -36,7 +37,7 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServiceServicer):
     ) -> catalog_pb2.RegisterArtifactResponse:
         """Make an artifact known."""
         artifact = await self._register(request)
-        return catalog_pb2.RegisterArtifactResponse(artifact=artifact_to_proto(artifact))
+        return catalog_pb2.RegisterArtifactResponse(artifact=artifact_to_proto(judged(artifact)))
 
     async def RegisterArtifacts(  # noqa: N802
         self, request: catalog_pb2.RegisterArtifactsRequest, _context: Any
@@ -74,7 +75,8 @@ class CatalogServicer(catalog_pb2_grpc.CatalogServiceServicer):
         self, request: catalog_pb2.GetArtifactRequest, _context: Any
     ) -> catalog_pb2.GetArtifactResponse:
         """Return one artifact."""
-        return catalog_pb2.GetArtifactResponse(artifact=artifact_to_proto(self._shelf.get(request.artifact_id)))
+        artifact = judged(self._shelf.get(request.artifact_id))
+        return catalog_pb2.GetArtifactResponse(artifact=artifact_to_proto(artifact))
 
     async def ListArtifacts(  # noqa: N802
         self, request: catalog_pb2.ListArtifactsRequest, _context: Any

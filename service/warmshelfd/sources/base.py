@@ -8,7 +8,10 @@ and safe to call from several threads at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+Range = tuple[str, int, int]
+"""A part of one file: its name, where it begins, how many bytes it has."""
 
 
 class OpenSource(ABC):
@@ -23,6 +26,12 @@ class OpenSource(ABC):
 
     parallel_reads_max: int | None = None
     """How many reads at once are worth it, if the source knows."""
+
+    parallel_reads_min: int = 1
+    """How many reads at once it needs to be fast, also where files get along with fewer."""
+
+    gap_bytes: int = 0
+    """How many bytes are read as soon as one more request is made; 0 where a read costs no round trip."""
 
     @abstractmethod
     def files(self) -> Mapping[str, int]:
@@ -47,6 +56,13 @@ class OpenSource(ABC):
         buffer = bytearray(size)
         self.read_into(name, offset, memoryview(buffer))
         return bytes(buffer)
+
+    def expect(self, ranges: Iterable[Range]) -> None:  # noqa: B027 - most sources have no use for it
+        """Say what will be read soon; a source with round trips reads all of it at once, up to the files' ends.
+
+        Raises:
+            SourceUnavailable: it cannot be read just now.
+        """
 
     @abstractmethod
     def fingerprint(self, names: Sequence[str]) -> str:

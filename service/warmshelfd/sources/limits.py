@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+GAP_BYTES = 64 << 10
+"""What lies between two wanted ranges is read along up to here: a round trip to a store takes longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:

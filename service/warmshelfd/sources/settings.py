@@ -56,7 +56,7 @@ class SourceSettings(BaseModel):
     allow_private: bool = False
     """HTTP: whether loopback, private, link-local and other non-public addresses may be connected to."""
     ca_file: str | None = None
-    """HTTP, S3, Redis: PEM file of the authorities that are trusted instead of the system's."""
+    """HTTP, Redis: PEM file of the authorities that are trusted instead of the system's; S3: beside those."""
     bearer_token: Secret | None = None
     """HTTP, hf: sent as `Authorization: Bearer`."""
     username: str | None = None
@@ -84,7 +84,12 @@ class SourceSettings(BaseModel):
 
 
 def read_secret(reference: str) -> bytes:
-    """Return a secret's value without the line break at its end.
+    """Return a secret's value without the line break at its end; errors as ``read_key``."""
+    return read_key(reference).removesuffix(b"\n").removesuffix(b"\r")
+
+
+def read_key(reference: str) -> bytes:
+    """Return a secret's value as it is: the last byte of a key may look like a line break.
 
     Raises:
         InvalidConfig: the variable is not set, or the file cannot be read or is too long. Never has the value.
@@ -102,12 +107,13 @@ def read_secret(reference: str) -> bytes:
         raise InvalidConfig(f"{name!r}, which is to hold a secret, cannot be read: {error.strerror}") from error
     if len(value) > SECRET_BYTES_MAX:
         raise InvalidConfig(f"{name!r} has more than the {SECRET_BYTES_MAX} bytes of a secret", path=name)
-    return value.removesuffix(b"\n").removesuffix(b"\r")
+    return value
 
 
 def is_below(uri: str, prefix: str) -> bool:
     """Say whether a canonical URI is a prefix or lies below it; parts count whole: ``a/bc`` is not below ``a/b``."""
-    return uri == prefix or uri.startswith(prefix.rstrip("/") + "/")
+    whole = prefix.rstrip("/")
+    return uri == whole or uri.startswith(whole + "/")
 
 
 def settings_for(uri: str, all_settings: Iterable[SourceSettings]) -> SourceSettings | None:

@@ -1,0 +1,169 @@
+"""What engines make of an adapter: serve it, refuse it, or take it for something else. Pure.
+
+The rules are data, by the features that an adapter needs, and were read from, or tried
+with, one version of each engine, which is named. They are told to people. Nothing is refused by
+them: a worker says itself what it honours. What is not in a table is not known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from warmshelf.types import AdapterInspection, EngineOutcome, EngineVerdict
+
+_SERVES, _IF, _UNKNOWN = EngineOutcome.SERVES, EngineOutcome.CONDITIONAL, EngineOutcome.UNKNOWN
+_MISSERVES, _REFUSES = EngineOutcome.MISSERVES, EngineOutcome.REFUSES
+
+Rule = tuple[EngineOutcome, str]
+"""What an engine does with a feature, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What is known of one version of an engine.
+
+    Attributes:
+        name: as people call it.
+        version: the version whose rules these are.
+        rules: by a feature's name, or by what stands before its colon. The whole name goes first.
+        required: fields that a config must have.
+        ranks: the limits that may be chosen for it, in order; none: any rank.
+        rank_default: the limit if none is chosen.
+        saved_modules: names in ``modules_to_save`` that it takes; None: any.
+    """
+
+    name: str
+    version: str
+    rules: Mapping[str, Rule]
+    required: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    rank_default: int = 0
+    saved_modules: frozenset[str] | None = None
+
+
+_ALIKE: Rule = (_SERVES, "")
+
+# Tried with PEFT 0.21.2: its own from_pretrained with adapters that it had saved, changed where the feature is a fault.
+_PEFT = Engine(
+    name="peft",
+    version="0.21",
+    rules={
+        **dict.fromkeys(
+            (
+                *("alora", "alpha_pattern", "bias", "convolution", "dora", "embedding", "lora_bias", "modules_to_save"),
+                *("bdlora", "qalora", "rank_pattern", "rslora", "target_parameters", "trainable_tokens", "velora"),
+                "weight_tying",
+            ),
+            _ALIKE,
+        ),
+        "vocabulary": (_IF, "the model's embeddings must be resized before"),
+        "init:pissa": (_IF, "takes the base's weights apart again: only as the first adapter of a model"),
+        "init:olora": (_IF, "takes the base's weights apart again: only as the first adapter of a model"),
+        "init:pissa_niter": (_MISSERVES, "takes the base's weights apart by chance, each time otherwise"),
+        "init:corda": (_REFUSES, "needs what was gathered from data before training"),
+        "init:lora_ga": (_MISSERVES, "does not change the base's weights as training had"),
+        "layer_replication": (_IF, "changes the model's layers: only as the first adapter of a model"),
+        "megatron": (_IF, "needs megatron-core"),
+        "stacked_experts": (_REFUSES, "has pairs of two dimensions"),
+        "adapter_name": (_IF, "only under that name"),
+        "key_prefix": (_MISSERVES, "does not find the tensors, and leaves them out"),
+        "key_wrapper": (_MISSERVES, "does not find the tensors, and leaves them out"),
+        "unknown_field": (_MISSERVES, "leaves the field out"),
+        "unknown_tensor": (_MISSERVES, "leaves the tensors out"),
+        "unknown_bias": (_REFUSES, "knows none, all and lora_only"),
+    },
+)
+
+# Read in vLLM 0.32.0, and the same in 0.33.0: its lora/peft_helper.py, lora/lora_model.py, and the choices of ranks.
+_NOT_IN_VLLM: Rule = (_REFUSES, "is not supported")
+_VLLM = Engine(
+    name="vllm",
+    version="0.32",
+    required=("r", "lora_alpha", "target_modules"),
+    ranks=(1, 8, 16, 32, 64, 128, 256, 320, 512),
+    rank_default=16,
+    saved_modules=frozenset({"classifier", "score"}),
+    rules={
+        **dict.fromkeys(("alpha_pattern", "rank_pattern", "rslora"), _ALIKE),
+        **dict.fromkeys(("alora", "bdlora", "bias", "dora", "layer_replication", "lora_bias", "qalora"), _NOT_IN_VLLM),
+        "unknown_bias": _NOT_IN_VLLM,
+        "init": (_REFUSES, "takes no adapter whose training began by changing the base"),
+        "init:lora_ga": (_MISSERVES, "does not change the base's weights as training had"),
+        "modules_to_save": (_IF, "takes classifier and score only, of models that classify"),
+        "embedding": (_IF, "lora_embedding_A must be as wide as the model's vocabulary"),
+        "vocabulary": (_REFUSES, "takes no other vocabulary than the model's"),
+        "key_wrapper": (_REFUSES, "has no modules of these names"),
+    },
+)
+
+# SGLang 0.5.23 takes adapters as tensors and a config; which features its kernels honour was not read.
+_SGLANG = Engine(name="sglang", version="0.5.23", rules={})
+
+ENGINES = (_PEFT, _VLLM, _SGLANG)
+
+
+def engine_verdicts(adapter: AdapterInspection) -> tuple[EngineVerdict, ...]:
+    """Return what each engine makes of an adapter."""
+    config = _config(adapter.config_json)
+    return tuple(_verdict(engine, adapter, config) for engine in ENGINES)
+
+
+def _verdict(engine: Engine, adapter: AdapterInspection, config: Mapping[str, Any]) -> EngineVerdict:
+    found = [
+        *_of_config(engine, config),
+        *_of_rank(engine, adapter.rank_max, config),
+        *(_of_feature(engine, feature, config) for feature in adapter.features),
+    ]
+    worst = max((outcome for outcome, _ in found), key=[*EngineOutcome].index, default=_SERVES)
+    ordered = sorted(found, key=lambda rule: -[*EngineOutcome].index(rule[0]))
+    return EngineVerdict(engine.name, engine.version, worst, tuple(why for outcome, why in ordered if why))
+
+
+def _of_feature(engine: Engine, feature: str, config: Mapping[str, Any]) -> Rule:
+    rule = engine.rules.get(feature) or engine.rules.get(feature.partition(":")[0])
+    if rule is None:
+        return _UNKNOWN, f"{feature}: not known"
+    outcome, why = rule
+    if feature == "modules_to_save" and _others(config.get("modules_to_save"), engine.saved_modules):
+        outcome = _REFUSES
+    return outcome, f"{feature}: {why}" if why else ""
+
+
+def _others(names: object, taken: frozenset[str] | None) -> bool:
+    return taken is not None and isinstance(names, list) and not taken.issuperset(map(str, names))
+
+
+def _of_config(engine: Engine, config: Mapping[str, Any]) -> Iterator[Rule]:
+    missing = [field for field in engine.required if field not in config]
+    if missing:
+        yield _REFUSES, f"the config must have {' and '.join(missing)}"
+
+
+def _of_rank(engine: Engine, rank_max: int, config: Mapping[str, Any]) -> Iterator[Rule]:
+    """An engine sets its buffers up for the largest rank that tensors or config have."""
+    rank = max([rank_max, *_ranks(config)])
+    if not engine.ranks or rank <= engine.rank_default:
+        return
+    enough = next((limit for limit in engine.ranks if limit >= rank), 0)
+    if enough:
+        yield _IF, f"rank {rank}: needs max_lora_rank {enough}, it is {engine.rank_default} by default"
+    else:
+        yield _REFUSES, f"rank {rank}: takes at most {engine.ranks[-1]}"
+
+
+def _ranks(config: Mapping[str, Any]) -> Iterable[int]:
+    pattern = config.get("rank_pattern")
+    named = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else ())]
+    return [rank for rank in named if type(rank) is int]
+
+
+def _config(config_json: bytes) -> Mapping[str, Any]:
+    """Return the config's fields; it was checked when the adapter was inspected."""
+    try:
+        config = json.loads(config_json.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -1,0 +1,96 @@
+"""What engines make of adapters: the tables, row by row, as they were read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from warmshelf.types import AdapterInspection, EngineOutcome, EngineVerdict
+from warmshelfd.domain.engines import ENGINES, engine_verdicts
+
+SERVES, IF, UNKNOWN = EngineOutcome.SERVES, EngineOutcome.CONDITIONAL, EngineOutcome.UNKNOWN
+MISSERVES, REFUSES = EngineOutcome.MISSERVES, EngineOutcome.REFUSES
+PLAIN: dict[str, object] = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
+
+
+def verdict(engine: str, *features: str, rank: int = 8, **fields: object) -> EngineVerdict:
+    config = {name: value for name, value in {**PLAIN, **fields}.items() if value is not ...}
+    adapter = AdapterInspection(rank_max=rank, features=features, config_json=json.dumps(config).encode())
+    (found,) = (one for one in engine_verdicts(adapter) if one.engine == engine)
+    return found
+
+
+def test_plain_lora_is_served_by_all() -> None:
+    assert [
+        (one.outcome, one.reasons) for one in engine_verdicts(AdapterInspection(config_json=json.dumps(PLAIN).encode()))
+    ] == [(SERVES, ())] * 3
+    assert [(one.name, one.version) for one in ENGINES] == [("peft", "0.21"), ("vllm", "0.32"), ("sglang", "0.5.23")]
+
+
+@pytest.mark.parametrize(
+    ("feature", "outcome"),
+    [
+        *[(feature, SERVES) for feature in ("rslora", "rank_pattern", "alpha_pattern")],
+        *[(feature, REFUSES) for feature in ("bias", "dora", "lora_bias", "alora", "layer_replication")],
+        *[(feature, REFUSES) for feature in ("bdlora", "qalora", "unknown_bias:x", "vocabulary:10->12")],
+        *[(f"init:{name}", REFUSES) for name in ("pissa", "pissa_niter", "olora", "corda", "loftq", "future")],
+        ("init:lora_ga", MISSERVES),
+        ("embedding", IF),
+        *[(feature, UNKNOWN) for feature in ("trainable_tokens", "target_parameters", "kasa", "unknown_field:x")],
+    ],
+)
+def test_vllm_does_with_a_feature_what_was_read_there(feature: str, outcome: EngineOutcome) -> None:
+    """B06, B07, B10."""
+    found = verdict("vllm", feature)
+    assert found.outcome is outcome
+    assert [reason.startswith(f"{feature}: ") for reason in found.reasons] == [True] * (outcome is not SERVES)
+
+
+@pytest.mark.parametrize(
+    ("rank", "pattern", "outcome", "reason"),
+    [
+        (16, {}, SERVES, None),
+        (17, {}, IF, "rank 17: needs max_lora_rank 32, it is 16 by default"),
+        (8, {"v_proj": 100}, IF, "rank 100: needs max_lora_rank 128, it is 16 by default"),
+        (512, {}, IF, "rank 512: needs max_lora_rank 512, it is 16 by default"),
+        (513, {}, REFUSES, "rank 513: takes at most 512"),
+    ],
+)
+def test_vllm_takes_ranks_up_to_the_next_limit_that_can_be_chosen(
+    rank: int, pattern: dict[str, int], outcome: EngineOutcome, reason: str | None
+) -> None:
+    """B08: said at registration, with both numbers."""
+    found = verdict("vllm", rank=rank, rank_pattern=pattern)
+    assert (found.outcome, found.reasons) == (outcome, (reason,) if reason else ())
+
+
+def test_vllm_saves_no_modules_but_those_that_classify() -> None:
+    saved = "modules_to_save"
+    assert verdict("vllm", saved, modules_to_save=["classifier", "score"]).outcome is IF
+    assert verdict("vllm", saved, modules_to_save=["score", "lm_head"]).outcome is REFUSES
+    assert verdict("peft", saved, modules_to_save=["lm_head"]).outcome is SERVES
+
+
+def test_vllm_needs_three_fields() -> None:
+    found = verdict("vllm", r=..., target_modules=...)
+    assert (found.outcome, found.reasons) == (REFUSES, ("the config must have r and target_modules",))
+    assert verdict("vllm", target_modules=None).outcome is SERVES
+    assert verdict("peft", r=...).outcome is SERVES
+
+
+def test_the_worst_decides_and_every_reason_is_told_worst_first() -> None:
+    found = verdict("vllm", "dora", "embedding", "kasa", "rslora", rank=64)
+    assert found.outcome is REFUSES
+    assert [reason.partition(":")[0] for reason in found.reasons] == ["dora", "kasa", "rank 64", "embedding"]
+
+
+def test_of_sglang_nothing_is_known_beyond_plain_lora() -> None:
+    for feature in ("rslora", "dora", "key_prefix:none"):
+        assert verdict("sglang", feature) == EngineVerdict("sglang", "0.5.23", UNKNOWN, (f"{feature}: not known",))
+
+
+@pytest.mark.parametrize("config", [b"", b"\xff", b"[]", b"[" * 100_000])
+def test_a_config_that_cannot_be_read_is_one_without_fields(config: bytes) -> None:
+    found = engine_verdicts(AdapterInspection(config_json=config))
+    assert [one.outcome for one in found] == [SERVES, REFUSES, SERVES]
