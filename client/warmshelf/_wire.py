@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from warmshelf._fleet import sync_from_proto, sync_to_proto
 from warmshelf.errors import Internal, from_wire
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.types import (
@@ -35,8 +36,6 @@ from warmshelf.types import (
     Progress,
     Registered,
     Source,
-    Sync,
-    SyncState,
 )
 from warmshelf.v1 import artifact_pb2, capabilities_pb2, catalog_pb2, lease_pb2
 
@@ -70,16 +69,11 @@ def _by_number(table: dict[_E, Any]) -> dict[int, _E]:
     return {int(number): member for member, number in table.items()}
 
 
-_SYNC_NUMBERS: dict[SyncState, Any] = {
-    state: artifact_pb2.SyncState.Value(f"SYNC_STATE_{state.name}") for state in SyncState
-}
-
 _KINDS = _by_number(KIND_NUMBERS)
 _STATES = _by_number(_STATE_NUMBERS)
 _CHECKS = _by_number(_CHECK_NUMBERS)
 _OUTCOMES = _by_number(_OUTCOME_NUMBERS)
 _PHASES = _by_number(_PHASE_NUMBERS)
-_SYNCS = _by_number(_SYNC_NUMBERS)
 
 
 def _member(table: dict[int, _E], number: int, what: str) -> _E:
@@ -229,7 +223,7 @@ def artifact_to_proto(artifact: Artifact, *, full: bool = True) -> artifact_pb2.
     if artifact.inspection is not None:
         message.inspection.CopyFrom(inspection_to_proto(artifact.inspection, full=full))
     if artifact.sync is not None:
-        message.sync.CopyFrom(artifact_pb2.Sync(state=_SYNC_NUMBERS[artifact.sync.state], reason=artifact.sync.reason))
+        message.sync.CopyFrom(sync_to_proto(artifact.sync))
     return message
 
 
@@ -250,13 +244,8 @@ def artifact_from_proto(message: artifact_pb2.Artifact) -> Artifact:
         last_use_time=_time_from_proto(message, "last_use_time"),
         keep_resident=message.keep_resident,
         follow=message.follow,
-        sync=_sync_from_proto(message.sync) if message.HasField("sync") else None,
+        sync=sync_from_proto(message.sync) if message.HasField("sync") else None,
     )
-
-
-def _sync_from_proto(message: artifact_pb2.Sync) -> Sync | None:
-    state = _SYNCS.get(message.state)  # a state of a newer daemon is none to us
-    return None if state is None else Sync(state, message.reason)
 
 
 def _failure_to_proto(failure: Failure) -> artifact_pb2.Failure:

@@ -94,7 +94,7 @@ class Fleet(Listener):
         if entry.state in RESIDENT or entry.state is ArtifactState.LOADING:
             return False  # it ends by itself, or is decided when its digest is published
         # Nothing is known of these bytes here: the next load compares all of them.
-        entry.digest, entry.segment_id, entry.fingerprint = digest, "", ""
+        entry.digest, entry.segment_id, entry.fingerprint, entry.hashes_owed = digest, "", "", False
         self._shelf.catalog.changed(entry)
         await self._shelf.registering.save(entry)
         return True

@@ -108,6 +108,7 @@ def shared_part(registration: Registration) -> Registration:
         fingerprint="",
         generation=0,
         segment_id="",
+        hashes_owed=False,
         digest="" if registration.follow else registration.digest,
     )
 
