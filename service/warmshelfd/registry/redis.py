@@ -32,7 +32,7 @@ ANSWER_SECONDS = 0.5
 _PUBLISH_COUNT = 200
 """Changes of one exchange: it stays well below what an exchange may take."""
 
-_HEAR_COUNT = 50
+_HEAR_COUNT = 100
 """What other nodes changed is taken up in parts of so many: the event loop turns in between."""
 
 _AGAIN_SECONDS = 1.0
@@ -212,7 +212,7 @@ class RedisRegistry(Registry):
             mine, before = decision.change.registration, self._known.get(artifact_id, _NEW)
             self._know(artifact_id, now, digest=(mine.digest if mine else "") or before.digest)
             self._answer(asking, "")
-        elif now is not None:
+        elif now is not None and artifact_id not in self._dirty:  # else it has changed here since, which is judged next
             is_conflict = decision.verdict is not Verdict.FOLLOW
             conflict = conflict_text(decision.change, now) if is_conflict else ""
             if conflict:
@@ -297,7 +297,10 @@ class RedisRegistry(Registry):
             with self._lock:
                 self._revisions[artifact_id] = shared.revision  # read no more than once while we run
             return
-        self._set_known(artifact_id, Known(shared.revision, essence(shared.registration), digest, conflict))
+        before = self._known.get(artifact_id, _NEW)
+        is_removed = before.is_removed and artifact_id in self._dirty  # since the change that was written now
+        seen = (REMOVED if is_removed else "") + essence(shared.registration)
+        self._set_known(artifact_id, Known(shared.revision, seen, digest, conflict))
 
     def _set_known(self, artifact_id: str, known: Known) -> None:
         self._known[artifact_id] = known
