@@ -45,7 +45,11 @@ def main() -> None:
 
 
 def _measure(folder: Path, models: Path, port: int, count: int, samples: int) -> None:
-    with _node(folder / "a", models, port) as a, _node(folder / "b", models, port) as b, redis.Redis(port=port) as client:
+    with (
+        _node(folder / "a", models, port) as a,
+        _node(folder / "b", models, port) as b,
+        redis.Redis(port=port) as client,
+    ):
         adapters = [_write_adapter(models / str(number)) for number in range(8)]
         latencies = sorted(_latency(a, b, f"late/{number}", adapters[0]) for number in range(samples))
         _say("registered on A, known on B, median", latencies[samples // 2] * 1000, "ms")
@@ -77,7 +81,9 @@ def _again(root: Path, models: Path, port: int) -> None:
         began = time.perf_counter()
         client.client_kill_filter(_type="normal", skipme=True)
         _wait(lambda: int(client.info("commandstats").get("cmdstat_xread", {}).get("calls", 0)) > 0)
-        _say("a node that has them reads everything again after a broken connection", time.perf_counter() - began, "s", 2)
+        _say(
+            "a node that has them reads everything again after a broken connection", time.perf_counter() - began, "s", 2
+        )
 
 
 def _idle(client: redis.Redis) -> None:
@@ -146,7 +152,9 @@ def _write_adapter(directory: Path) -> Path:
     for module in modules:
         for part, shape in (("lora_A", (2, 16)), ("lora_B", (16, 2))):
             head[f"base_model.model.{module}.{part}.weight"] = {
-                "dtype": "BF16", "shape": shape, "data_offsets": (offset, offset + 64)
+                "dtype": "BF16",
+                "shape": shape,
+                "data_offsets": (offset, offset + 64),
             }
             offset += 64
     text = json.dumps(head).encode()

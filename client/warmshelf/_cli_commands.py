@@ -13,6 +13,7 @@ import typer
 
 from warmshelf import _cli_bench, _cli_push, _cli_tensorize
 from warmshelf import _cli_render as render
+from warmshelf._cli_alias import alias_app
 from warmshelf._cli_push_store import push_to_store
 from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.client import Shelf, connect
@@ -90,7 +91,7 @@ def _daemon(context: typer.Context, address: str | None) -> Iterator[Shelf]:
             yield shelf
     except WarmshelfError as error:
         render.error(error)
-        raise typer.Exit(_status(error)) from None
+        raise typer.Exit(UNREACHABLE_STATUS if isinstance(error, DaemonUnreachable) else REFUSED_STATUS) from None
 
 
 @contextlib.contextmanager
@@ -109,8 +110,7 @@ def _local() -> Iterator[None]:
         raise typer.Exit(USAGE_STATUS) from None
 
 
-def _status(error: WarmshelfError) -> int:
-    return UNREACHABLE_STATUS if isinstance(error, DaemonUnreachable) else REFUSED_STATUS
+app.add_typer(alias_app(_daemon, lambda context: _output(context, None) is render.Output.JSON), name="alias")
 
 
 @app.command()

@@ -26,6 +26,7 @@ from warmshelf._wire import change_to_proto
 from warmshelf.errors import Internal, WarmshelfError
 from warmshelf.types import (
     AdapterInspection,
+    Alias,
     Artifact,
     Capacity,
     Change,
@@ -167,6 +168,17 @@ def size(size_bytes: int) -> str:
     return f"{size_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def aliases(found: Iterable[Alias]) -> None:
+    """Print one line for each alias."""
+    rows = [(alias.name, alias.artifact_id, _time(alias.history[-1].move_time)) for alias in found]
+    table(("ALIAS", "ID", "SINCE"), rows)
+
+
+def alias_history(alias: Alias) -> None:
+    """Print what an alias meant, the latest first."""
+    table(("ID", "SINCE"), [(move.artifact_id, _time(move.move_time)) for move in reversed(alias.history)])
+
+
 def _facts(artifact: Artifact) -> Iterator[_Row]:
     yield "ID", artifact.artifact_id
     yield "kind", artifact.kind.value
@@ -233,6 +245,8 @@ def _change_json(change: Change) -> str:
 def _change_line(change: Change) -> str:
     """Return a line of fixed columns: a table would have to wait for its last row."""
     artifact = change.artifact
+    if change.alias is not None:
+        return _shown(f"{change.sequence:<16}  {'alias':<12}  {change.alias.name} -> {change.artifact_id}")
     state = artifact.state.value if artifact else ""
     generation = str(artifact.generation) if artifact else ""
     line = f"{change.sequence:<16}  {change.kind.value:<12}  {state:<10}  {generation:<10}  {change.artifact_id}"

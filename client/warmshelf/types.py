@@ -217,6 +217,27 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
+class AliasMove:
+    """Since when an alias meant an artifact."""
+
+    artifact_id: str
+    move_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A name that means an artifact; ``history`` says what it meant, oldest first, and what it means now."""
+
+    name: str
+    history: tuple[AliasMove, ...]
+
+    @property
+    def artifact_id(self) -> str:
+        """What it means now."""
+        return self.history[-1].artifact_id
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a load is; ``artifact`` is set in the last one."""
 
@@ -233,6 +254,7 @@ class ChangeKind(Enum):
     REMOVED = "removed"
     COMPLETE = "complete"
     STARTED_OVER = "started_over"
+    ALIAS = "alias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,19 +262,22 @@ class Change:
     """What a watch tells of the artifacts known.
 
     CHANGED: one is new or another than before. REMOVED: one is forgotten. COMPLETE: all that are
-    known have been told. STARTED_OVER: changes were missed; forget all that was told, it comes anew.
+    known have been told. ALIAS: one is new or was moved.
+    STARTED_OVER: changes were missed; forget all that was told, it comes anew.
 
     Attributes:
         sequence: the number to go on after; 0 before a COMPLETE.
         kind: what is told.
         artifact: for CHANGED, as it was when it was told.
-        artifact_id: for CHANGED and REMOVED.
+        artifact_id: for CHANGED, REMOVED and, as what it means now, ALIAS.
+        alias: for ALIAS.
     """
 
     sequence: int
     kind: ChangeKind
     artifact: Artifact | None = None
     artifact_id: str = ""
+    alias: Alias | None = None
 
 
 @dataclass(frozen=True, slots=True)

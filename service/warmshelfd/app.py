@@ -13,7 +13,7 @@ import grpc
 
 from warmshelf.errors import SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
-from warmshelf.v1 import capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
+from warmshelf.v1 import alias_pb2_grpc, capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
 from warmshelfd import __version__
 from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
@@ -37,6 +37,7 @@ from warmshelfd.registry.base import Registry
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency
 from warmshelfd.running import log_failure
+from warmshelfd.servicers.alias import AliasServicer
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
 from warmshelfd.servicers.flight import FlightBudget
@@ -162,6 +163,7 @@ class Daemon:
         capabilities_pb2_grpc.add_CapabilitiesServiceServicer_to_server(
             CapabilitiesServicer(self._capabilities(), self._observing), server
         )
+        alias_pb2_grpc.add_AliasServiceServicer_to_server(AliasServicer(self._shelf.aliases), server)
         push_pb2_grpc.add_PushServiceServicer_to_server(
             PushServicer(self._pushing, self._settings.stall_seconds), server
         )

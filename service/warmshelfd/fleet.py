@@ -11,7 +11,7 @@ import dataclasses
 import logging
 
 from warmshelf.errors import SourceChanged, SpecMismatch
-from warmshelf.types import ArtifactState
+from warmshelf.types import Alias, ArtifactState
 from warmshelfd.domain.catalog import RESIDENT, Entry, spec_conflict
 from warmshelfd.records import forgotten, to_registration
 from warmshelfd.registry.base import Heard, Listener, Registration, Registry
@@ -40,6 +40,10 @@ class Fleet(Listener):
         if entry is not None and entry.sync != (sync := self._registry.sync_of(artifact_id)):
             entry.sync = sync
             self._shelf.catalog.changed(entry)
+
+    def hear_alias(self, alias: Alias) -> None:
+        """As the interface says."""
+        self._shelf.aliases.take_up(alias)
 
     async def hear(self, heard: Heard) -> bool:
         """As the interface says.

@@ -27,6 +27,7 @@ _SERVICES = (
     "warmshelf.v1.LeaseService",
     "warmshelf.v1.TransferService",
     "warmshelf.v1.CapabilitiesService",
+    "warmshelf.v1.AliasService",
 )
 
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

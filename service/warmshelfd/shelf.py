@@ -17,6 +17,7 @@ from warmshelf.errors import (
 )
 from warmshelf.types import Artifact, ArtifactSpec, ArtifactState, Failure
 from warmshelfd import failpoints
+from warmshelfd.aliasing import Aliases
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.leases import LeaseTable
 from warmshelfd.domain.state import Event
@@ -68,6 +69,7 @@ class Shelf:
         )
         save = self.registering.save
         self.flights = Flights(catalog, residency, loader, self.matching.complete, save, on_ready, metrics)
+        self.aliases = Aliases(catalog, registry, clock)
         self.draining = False
         self.hash_threads = executor(1, "hash")
         self.clock = clock
@@ -79,6 +81,7 @@ class Shelf:
 
     async def start(self) -> None:
         """Read the registry, adopt the segments it names, and clean up all others."""
+        await self.aliases.start()
         owners: dict[str, list[Entry]] = {}
         for registration in await self.registry.load_all():
             self.catalog.add(entry := to_entry(registration))

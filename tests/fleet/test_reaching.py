@@ -42,7 +42,11 @@ def test_the_documented_rights_are_enough_also_over_tls_and_no_secret_is_logged(
     directory.mkdir()
     documented = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
     assert ACL.replace("secret-word", "PASSWORD") in documented
-    with redis_server(directory, users=[ACL]) as server, TlsProxy(server, tmp_path) as tls, fleet_on(server, tmp_path) as fleet:
+    with (
+        redis_server(directory, users=[ACL]) as server,
+        TlsProxy(server, tmp_path) as tls,
+        fleet_on(server, tmp_path) as fleet,
+    ):
         for _ in range(2):
             node = fleet.node(tls.uri(), begin=False)
             node.env = {
@@ -123,7 +127,9 @@ def test_the_node_of_a_cluster_that_has_the_slot_is_found(tmp_path: Path) -> Non
             first.execute_command("CLUSTER", "MEET", two.host, two.port)
             for client in (first, second):
                 eventually(
-                    lambda client=client: "cluster_slots_assigned:16384" in str(client.execute_command("CLUSTER", "INFO")),  # type: ignore[misc]
+                    lambda client=client: (
+                        "cluster_slots_assigned:16384" in str(client.execute_command("CLUSTER", "INFO"))
+                    ),  # type: ignore[misc]
                     "the nodes know each other",
                     30,
                 )

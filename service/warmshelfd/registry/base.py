@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import datetime
 
-from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection, Sync
+from warmshelf.types import Alias, ArtifactKind, ArtifactSpec, Inspection, Sync
 from warmshelfd.domain.adapter_shapes import AdapterShapes
 
 
@@ -69,6 +69,10 @@ class Listener(ABC):
         """Take it up; say whether this node now has it as the others do."""
 
     @abstractmethod
+    def hear_alias(self, alias: Alias) -> None:
+        """Take up an alias that other nodes set or moved; the registry has kept it."""
+
+    @abstractmethod
     def note_sync(self, artifact_id: str) -> None:
         """``sync_of`` may say something else of an ID now."""
 
@@ -104,6 +108,19 @@ class Registry(ABC):
     @abstractmethod
     async def delete(self, artifact_id: str) -> None:
         """Forget an ID. Forgetting an unknown one is fine."""
+
+    @abstractmethod
+    async def load_aliases(self) -> list[Alias]:
+        """Return every alias, by name."""
+
+    @abstractmethod
+    async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:
+        """Keep an alias that was ``before``, None for a new one; return it as it is now, which may be newer still.
+
+        Raises:
+            AliasMoved: in a registry that nodes share it is another now.
+            RegistryUnavailable: that registry is not in reach.
+        """
 
     def start(self, listener: Listener) -> None:  # noqa: B027 - nothing to do where nothing is shared
         """Begin to share, if this kind of registry does. Called once, when what it has was loaded."""

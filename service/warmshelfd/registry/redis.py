@@ -16,8 +16,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from warmshelf.errors import Internal, SpecMismatch, WarmshelfError
-from warmshelf.types import Sync, SyncState
+from warmshelf.errors import AliasMoved, Internal, RegistryUnavailable, SpecMismatch, WarmshelfError
+from warmshelf.types import Alias, Sync, SyncState
+from warmshelfd.redis_wire import RedisAwayError, RedisRefusedError
+from warmshelfd.registry.aliases import MARK
 from warmshelfd.registry.base import Heard, Listener, Registration, Registry
 from warmshelfd.registry.redis_link import Link
 from warmshelfd.registry.redis_store import Decision
@@ -28,6 +30,9 @@ from warmshelfd.registry.synced import REMOVED, Known, forget, load_known, read_
 
 ANSWER_SECONDS = 0.5
 """How long a new registration waits for the other nodes' word; without one it is queued."""
+
+MOVE_SECONDS = 3.0
+"""How long the move of an alias waits for the store: it is done by all nodes' leave or not at all."""
 
 _PUBLISH_COUNT = 200
 """Changes of one exchange: it stays well below what an exchange may take."""
@@ -61,6 +66,8 @@ class RedisRegistry(Registry):
         self._up = False
         self._heard: asyncio.Queue[Heard] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self._aliases: dict[str, Alias] = {}  # as the copy has them
+        self._keeping: set[asyncio.Future[Alias]] = set()  # aliases on their way to the copy
         self._lock = threading.Lock()
         self._revisions: dict[str, int] = {}  # of ``_known``, for the thread; guarded by the lock
 
@@ -126,6 +133,37 @@ class RedisRegistry(Registry):
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._publish()), self._loop.create_task(self._take_up())]
         self._sync.start()
+
+    async def load_aliases(self) -> list[Alias]:
+        """As the interface says: what this node's copy has. The store has to tell each once more."""
+        aliases = await self._copy.load_aliases()
+        self._aliases = {alias.name: alias for alias in aliases}
+        with self._lock:
+            self._revisions |= {MARK + name: 0 for name in self._aliases}
+        return aliases
+
+    async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:
+        """As the interface says."""
+        if not self._up:
+            raise RegistryUnavailable("the registry that nodes share is not in reach: no alias can be moved now")
+        try:
+            revision = await asyncio.wait_for(asyncio.wrap_future(self._sync.swap_alias(before, after)), MOVE_SECONDS)
+        except (RedisAwayError, RedisRefusedError, asyncio.TimeoutError):
+            raise RegistryUnavailable("the registry that nodes share did not take the move; look what it has") from None
+        if not revision:
+            raise AliasMoved(f"alias {after.name!r} was moved by another node meanwhile", name=after.name)
+        if self._is_newer(after, revision):
+            await self._copy.swap_alias(None, after)
+        return self._aliases[after.name]
+
+    def _is_newer(self, alias: Alias, revision: int) -> bool:
+        """Take an alias as the store has it, unless a later one was taken already; say whether it was taken."""
+        with self._lock:
+            if revision <= self._revisions.get(MARK + alias.name, 0):
+                return False
+            self._revisions[MARK + alias.name] = revision
+        self._aliases[alias.name] = alias
+        return True
 
     def sync_of(self, artifact_id: str) -> Sync | None:
         """As the interface says."""
@@ -236,14 +274,30 @@ class RedisRegistry(Registry):
 
     def _found(self, found: Sequence[Shared]) -> None:
         for shared in found:
+            if shared.alias is not None:
+                self._found_alias(shared.alias, shared.revision)
+                continue
             known = self._known.get(shared.artifact_id, _NEW)
             is_ours = shared.artifact_id in self._dirty or shared.artifact_id in self._publishing
             if shared.revision != known.revision and not is_ours:  # what is ours is decided when it is published
                 self._hear(shared)
 
+    def _found_alias(self, alias: Alias, revision: int) -> None:
+        mine = self._aliases.get(alias.name)
+        if self._is_newer(alias, revision) and mine != alias and self._listener is not None:
+            self._listener.hear_alias(alias)
+            keeping = asyncio.ensure_future(self._copy.swap_alias(mine, alias))  # the copy's thread keeps the order
+            self._keeping.add(keeping)
+            keeping.add_done_callback(self._keeping.discard)
+        elif mine is not None and mine != alias:  # the store went back in time
+            self._sync.swap_alias(alias, mine)
+
     def _missing(self, ids: Sequence[str]) -> None:
         """Publish again what the store has lost."""
         for artifact_id in ids:
+            alias = self._aliases.get(artifact_id.removeprefix(MARK)) if artifact_id.startswith(MARK) else None
+            if alias is not None:
+                self._sync.swap_alias(None, alias)  # should others be first, theirs is found
             if artifact_id in self._known:
                 self._set_known(artifact_id, replace(self._known[artifact_id], essence=_LOST))
                 self._dirty[artifact_id] = None

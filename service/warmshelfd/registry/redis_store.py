@@ -12,8 +12,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from warmshelf.types import Alias
 from warmshelfd.redis_wire import Command, RedisAwayError, RedisRefusedError, RedisWire, Reply
+from warmshelfd.registry.aliases import MARK
+from warmshelfd.registry.base import Registration
 from warmshelfd.registry.records import BadRecord
 from warmshelfd.registry.redis_link import exchange
 from warmshelfd.registry.shared import (
@@ -21,6 +25,7 @@ from warmshelfd.registry.shared import (
     Change,
     Shared,
     Verdict,
+    alias_to_value,
     from_value,
     judge,
     removed_at,
@@ -45,6 +50,8 @@ REMOVED_KEPT_SECONDS = 30 * 24 * 3600
 _HEAD = b"#head"
 _TRIES_MAX = 50
 """Of a conditional write that others cross; somebody's write succeeds in every round."""
+
+_Write = tuple[str, Callable[[int, int], bytes]]  # an ID, and its value by number and time
 
 _log = logging.getLogger(__name__)
 
@@ -168,12 +175,30 @@ class RedisStore:
                 for change, current, verdict in zip(changes, currents, verdicts, strict=True)
                 if verdict is Verdict.WRITE
             ]
-            written = self._commit(wire, head, writes)
-            if written is not None:
+            base = self._commit(wire, head, [(one.artifact_id, _value_of(one.registration)) for one in writes])
+            if base is not None:
+                written = {
+                    one.artifact_id: Shared(one.artifact_id, number, one.registration)
+                    for number, one in enumerate(writes, base + 1)
+                }
                 return [
                     Decision(change, verdict, written.get(change.artifact_id, current))
                     for change, verdict, current in zip(changes, verdicts, currents, strict=True)
                 ]
+        raise RedisAwayError("is written to by too many at once")
+
+    def swap_alias(self, wire: RedisWire, before: Alias | None, after: Alias) -> int:
+        """Write an alias if the store has it as it was before; return its revision, 0 if it had not."""
+        for _ in range(_TRIES_MAX):
+            exchange(wire, [[b"WATCH", REGISTRATIONS]], 0)
+            head = self.head(wire)
+            (current,) = self.get(wire, [MARK + after.name])
+            if (current.alias if current else None) != before:
+                exchange(wire, [[b"UNWATCH"]], 64)
+                return 0
+            base = self._commit(wire, head, [(MARK + after.name, partial(_alias_value, after))])
+            if base is not None:
+                return base + 1
         raise RedisAwayError("is written to by too many at once")
 
     def begin(self, wire: RedisWire) -> None:
@@ -187,7 +212,7 @@ class RedisStore:
 
     def forget_removals(self, wire: RedisWire, found: Iterable[Shared]) -> None:
         """Drop removals that are remembered for long enough; what became of them meanwhile stays."""
-        ids = [shared.artifact_id.encode("ascii") for shared in found if shared.registration is None]
+        ids = [one.artifact_id.encode("ascii") for one in found if one.registration is None and one.alias is None]
         for field in ids:
             exchange(wire, [[b"WATCH", REGISTRATIONS]], 0)
             (value,) = exchange(wire, [[b"HGET", REGISTRATIONS, field]], VALUE_BYTES_MAX)
@@ -197,24 +222,20 @@ class RedisStore:
             else:
                 exchange(wire, [[b"MULTI"], [b"HDEL", REGISTRATIONS, field], [b"EXEC"]], 64)
 
-    def _commit(
-        self, wire: RedisWire, head: int, writes: Sequence[Change], *, force: bool = False
-    ) -> dict[str, Shared] | None:
-        """Write under the numbers after ``head``; None if somebody else wrote since it was read."""
+    def _commit(self, wire: RedisWire, head: int, writes: Sequence[_Write], *, force: bool = False) -> int | None:
+        """Write under the numbers after ``head``, or after the one returned; None if somebody else wrote meanwhile."""
         if not writes and not force:
             exchange(wire, [[b"UNWATCH"]], 0)
-            return {}
+            return head
         now = time.time_ns()
         commands: list[Command] = [[b"MULTI"]]
         if head == 0:  # numbers go on above those of any earlier life of the store
             head = now // 1000
             commands.append([b"DEL", CHANGES])
         fields: list[bytes] = []
-        written: dict[str, Shared] = {}
-        for number, change in enumerate(writes, head + 1):
-            field = change.artifact_id.encode("ascii")
-            fields += [field, to_value(number, change.registration, now // 10**9)]
-            written[change.artifact_id] = Shared(change.artifact_id, number, change.registration)
+        for number, (artifact_id, value) in enumerate(writes, head + 1):
+            field = artifact_id.encode("ascii")
+            fields += [field, value(number, now // 10**9)]
             commands.append(_announce(number, field))
         commands.append([b"HSET", REGISTRATIONS, *fields, _HEAD, b"%d" % (head + len(writes))])
         commands.append([b"EXEC"])
@@ -223,7 +244,7 @@ class RedisStore:
             return None
         if isinstance(done, list) and any(isinstance(one, RedisRefusedError) for one in done):
             self._mend(wire, done)
-        return written
+        return head
 
     def _mend(self, wire: RedisWire, done: list[Reply]) -> None:
         """Somebody put what does not belong there into the stream: it goes, and everybody reads everything again."""
@@ -231,6 +252,14 @@ class RedisStore:
             raise done[-1]  # not the stream's fault: nothing was written
         self._on_bad()
         exchange(wire, [[b"DEL", CHANGES]], 64)
+
+
+def _value_of(registration: Registration | None) -> Callable[[int, int], bytes]:
+    return lambda number, now_seconds: to_value(number, registration, now_seconds)
+
+
+def _alias_value(alias: Alias, number: int, _now_seconds: int) -> bytes:
+    return alias_to_value(number, alias)
 
 
 def _announce(number: int, field: bytes) -> Command:

@@ -19,12 +19,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from warmshelf.errors import InvalidConfig
+from warmshelf.types import Alias
 from warmshelfd.redis_wire import RedisAwayError, RedisRefusedError, RedisWire
 from warmshelfd.registry.redis_link import OPERATION_SECONDS, Link, exchange
 from warmshelfd.registry.redis_store import Decision, RedisStore
-from warmshelfd.registry.shared import VALUE_BYTES_MAX, Change, Shared
+from warmshelfd.registry.shared import VALUE_BYTES_MAX, Change, Shared, Verdict
 
 HEARTBEAT_SECONDS = 3.0
 """How often a quiet store's head is looked at: two commands each time, so well below one a second."""
@@ -57,8 +59,8 @@ class Ears:
 
 @dataclass(frozen=True)
 class _Job:
-    changes: Sequence[Change]
-    done: Future[list[Decision]]
+    work: Callable[[RedisWire], Any]
+    done: Future[Any]
 
 
 class RedisSync:
@@ -83,7 +85,14 @@ class RedisSync:
 
     def publish(self, changes: Sequence[Change]) -> Future[list[Decision]]:
         """Make changes soon; the result is an error if the store could not be asked."""
-        job = _Job(changes, Future())
+        return self._submit(lambda wire: self._write(wire, changes))
+
+    def swap_alias(self, before: Alias | None, after: Alias) -> Future[int]:
+        """Write an alias soon if the store has it as it was before; the result is its revision, 0 if it had not."""
+        return self._submit(lambda wire: self._store.swap_alias(wire, before, after))
+
+    def _submit(self, work: Callable[[RedisWire], Any]) -> Future[Any]:
+        job = _Job(work, Future())
         self._jobs.put(job)
         self._wake()
         return job.done
@@ -223,7 +232,7 @@ class RedisSync:
             while True:
                 job = self._jobs.get_nowait()
                 try:
-                    decisions = self._store.write(wire, job.changes)
+                    result = job.work(wire)
                 except RedisRefusedError as error:
                     self._ears.failed(error.code.lower())
                     job.done.set_exception(error)
@@ -234,8 +243,12 @@ class RedisSync:
                     job.done.set_exception(error)
                     raise
                 else:
-                    self._own |= {d.now.revision for d in decisions if d.now and d.verdict is d.verdict.WRITE}
-                    job.done.set_result(decisions)
+                    job.done.set_result(result)
+
+    def _write(self, wire: RedisWire, changes: Sequence[Change]) -> list[Decision]:
+        decisions = self._store.write(wire, changes)
+        self._own |= {one.now.revision for one in decisions if one.now and one.verdict is Verdict.WRITE}
+        return decisions
 
     def _fail_jobs(self, error: Exception) -> None:
         with suppress(Empty):

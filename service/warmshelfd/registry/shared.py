@@ -15,8 +15,9 @@ import zlib
 from dataclasses import dataclass
 from enum import Enum
 
-from warmshelf.types import BaseCheck
+from warmshelf.types import Alias, BaseCheck
 from warmshelfd.domain.catalog import spec_conflict
+from warmshelfd.registry.aliases import MARK, alias_from_json, alias_to_json
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
 
@@ -39,11 +40,12 @@ _VOCABULARY = "vocabulary:"
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the store holds of one ID; ``registration`` is None where it was removed."""
+    """What the store holds of one ID; ``registration`` is None where it was removed, or where ``alias`` stands."""
 
     artifact_id: str
     revision: int
     registration: Registration | None
+    alias: Alias | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,11 @@ def to_value(revision: int, registration: Registration | None, now_seconds: int)
     return b"%d kept %b" % (revision, _packed(bare))
 
 
+def alias_to_value(revision: int, alias: Alias) -> bytes:
+    """Return the value to store for an alias."""
+    return b"%d kept %b" % (revision, zlib.compress(alias_to_json(alias).encode("ascii"), 9))
+
+
 def from_value(artifact_id: str, value: bytes) -> Shared:
     """Return what a value says of an ID.
 
@@ -136,6 +143,11 @@ def from_value(artifact_id: str, value: bytes) -> Shared:
         raise BadRecord("is no value of a registry")
     if match[2] == b"removed":
         return Shared(artifact_id, int(match[1]), None)
+    if artifact_id.startswith(MARK):
+        alias = alias_from_json(_unpacked(match[3]))
+        if MARK + alias.name != artifact_id:
+            raise BadRecord(f"is the record of {alias.name!r}")
+        return Shared(artifact_id, int(match[1]), None, alias)
     registration = registration_from_json(_unpacked(match[3]))
     if registration.artifact_id != artifact_id:
         raise BadRecord(f"is the record of {registration.artifact_id!r}")
