@@ -10,6 +10,8 @@ from warmshelf.session import Link
 from warmshelf.types import Alias, check_id
 from warmshelf.v1 import alias_pb2
 
+_Aliases = list[Alias]
+
 
 class Naming(ABC):
     """What aliases mean."""
@@ -45,7 +47,7 @@ class Naming(ABC):
         connection = self._current().connection
         return alias_from_proto(connection.unary(connection.aliases.RollBackAlias, request, self._deadline()).alias)
 
-    def aliases(self) -> list[Alias]:
+    def aliases(self) -> _Aliases:
         """Return all aliases by name, each with its history."""
         connection = self._current().connection
         answer = connection.unary(connection.aliases.ListAliases, alias_pb2.ListAliasesRequest(), self._deadline())
