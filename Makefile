@@ -4,15 +4,15 @@
 PYTHON ?= python3
 PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 PACKAGES := client service
-CODE := $(PACKAGES) tests benchmarks examples scripts/house
+CODE := $(PACKAGES) tests benchmarks examples scripts/house scripts/image-test scripts/render-manifests
 ARGS ?=
 
-.PHONY: help install protos fmt check test bench demo clean
+.PHONY: help install protos fmt check test fuzz fuzz-long manifests image-test bench demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 install: .venv/.installed ## Set up .venv (once, and again when what it is made from changes)
 
@@ -29,6 +29,15 @@ install: .venv/.installed ## Set up .venv (once, and again when what it is made 
 	@echo "install: .venv-protos with the generator of the stubs"
 	@$(PYTHON) -m venv .venv-protos
 	@.venv-protos/bin/python -m pip install --disable-pip-version-check -qq -r requirements/protos.txt
+	@touch $@
+
+.venv-deploy/.installed: requirements/deploy.txt requirements/compose.txt requirements/npm/package.json
+	@echo "install: .venv-deploy with the judges of deploy/ that need an environment of their own"
+	@$(PYTHON) -m venv .venv-deploy
+	@.venv-deploy/bin/python -m pip install --disable-pip-version-check -qq -r requirements/deploy.txt
+	@.venv-deploy/bin/python -m pip install --disable-pip-version-check -qq --no-deps -r requirements/compose.txt
+	@install -D -m 0644 requirements/npm/package.json .venv-deploy/npm/package.json
+	@cd .venv-deploy/npm && PATH="$$PWD/../bin:$$PATH" npm install --silent --no-audit --no-fund --no-package-lock
 	@touch $@
 
 protos: .venv-protos/.installed ## Generate client/warmshelf/v1 from protos/
@@ -72,8 +81,22 @@ check-stubs: .venv-protos/.installed
 	@echo "check: stubs"
 	@scripts/stubs-current
 
-test: install ## Run every test
+test: install .venv-deploy/.installed ## Run every test
 	@.venv/bin/pytest $(ARGS)
+
+FUZZ_SECONDS ?= 60
+
+fuzz: install ## Fuzz every reader of what strangers write, a minute each; ARGS="safetensors" one
+	@PYTHONPATH=tests .venv/bin/python -m fuzz --seconds $(FUZZ_SECONDS) --corpus .fuzz $(ARGS)
+
+fuzz-long: ## The same, half an hour each; what was learnt is kept in .fuzz
+	@$(MAKE) fuzz FUZZ_SECONDS=1800
+
+manifests: install ## Render deploy/kubernetes from the chart
+	@.venv/bin/python scripts/render-manifests
+
+image-test: ## Build the images and run the daemon of one; as root, with buildah and debootstrap
+	@$(PYTHON) scripts/image-test
 
 bench: install ## Measure everything; ARGS="--rows stream,health" measures some, ARGS=--quick tries the code
 	@.venv/bin/python -m benchmarks.run $(ARGS)

@@ -43,6 +43,7 @@ class Sizes:
         round_count: samples of both sides; what takes milliseconds is measured ``acquire_count`` times in each.
         reader_count: readers that stall.
         check_count: health checks of a sample.
+        has_real_model: whether rows about models take a real one.
         quiet_seconds: a daemon is quiet when it has used no processor time for so long.
     """
 
@@ -62,6 +63,7 @@ class Sizes:
     acquire_count: int = 200
     reader_count: int = 100
     check_count: int = 2000
+    has_real_model: bool = True
     quiet_seconds: float = 0.2
 
 
@@ -83,6 +85,7 @@ QUICK = Sizes(
     acquire_count=10,
     reader_count=5,
     check_count=50,
+    has_real_model=False,
     quiet_seconds=0.02,
 )
 

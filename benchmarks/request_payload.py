@@ -48,9 +48,9 @@ def run(context: Context) -> list[Row]:
                 watch.add("ID in the request", _ask(connection, by_id))
     name = f"request whose adapter of {len(payload) / 1e6:,.1f} MB is resident"
     ours, other = watch.side("ID in the request"), watch.side("adapter in the request")
-    size = Side("ID in the request", (float(len(by_id)),), "B")
+    size = Side("ID in the request", tuple(float(len(by_id)) for _ in context.rounds()), "bytes")
     return [
-        at_most("payload.bytes", f"bytes of a {name}", size, limit("limit", REQUEST_BYTES_AIM, "B")),
+        at_most("payload.bytes", f"bytes of a {name}", size, limit("limit", REQUEST_BYTES_AIM, "bytes")),
         faster("payload.seconds", f"time until the tensors of a {name} are there", ours, other, 1),
     ]
 

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from benchmarks import (
     adapter,
+    bank,
     cold,
     encrypted,
     health,
@@ -56,6 +57,7 @@ ROWS: Mapping[str, Callable[[Context], list[Row]]] = {
     "health": health.run,
     "experts": many_tensors.run,
     "trace": trace.run,
+    "bank": bank.run,
     "payload": request_payload.run,
 }
 

@@ -234,14 +234,20 @@ class Connection:
         """
         patience = Deadline(min(deadline.timeout_seconds, FIRST_CONTACT_SECONDS))
         pause, pause_max = PAUSE_SECONDS
+        unreached: DaemonUnreachable | None = None
         while True:
             if self.address.socket_path:
                 _check_owner(self.address.socket_path)  # outside the try: patience changes no owner
             try:
                 return self.once(attempt)
-            except DaemonUnreachable:
+            except DaemonUnreachable as error:
                 if not (deadline if self._answered else patience).pause(pause):
                     raise
+                unreached = error
+            except DeadlineExceeded:
+                if unreached is None:
+                    raise
+                raise unreached from None  # the last moments before the deadline: it was not there all the time
             pause = min(2 * pause, pause_max)
 
     def once(self, attempt: Callable[[], _T]) -> _T:

@@ -42,7 +42,8 @@ _PIPE_WIDTH = 100_000
 
 _UNIT_BYTES = 1024
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_Row = tuple[str, str]
+_Row = tuple[str, str | tuple[str, ...]]
+"""A name and its value; a tuple has several lines."""
 
 
 class Output(Enum):
@@ -213,7 +214,7 @@ def _source_facts(artifact: Artifact) -> Iterator[_Row]:
 
 def _inspection_facts(inspection: Inspection) -> Iterator[_Row]:
     yield "format", inspection.format_name
-    yield "files", "\n".join(inspection.file_names)
+    yield "files", inspection.file_names
     yield "tensors", f"{inspection.tensor_count}, {size(inspection.tensor_bytes)} ({inspection.tensor_bytes} bytes)"
     if inspection.adapter is not None:
         yield from _adapter_facts(inspection.adapter)
@@ -230,7 +231,7 @@ def _adapter_facts(adapter: AdapterInspection) -> Iterator[_Row]:
     yield "modules", ", ".join(adapter.module_names)
     if adapter.unmatched_module_names:
         yield "not in base", ", ".join(adapter.unmatched_module_names)
-    yield "config", adapter.config_json.decode("utf-8", "replace")
+    yield "config", tuple(adapter.config_json.decode("utf-8", "replace").split("\n"))
 
 
 def _change_json(change: Change) -> str:
@@ -258,7 +259,8 @@ def _print_facts(facts: Iterable[_Row]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(_text(name), _text(value))
+        lines = (value,) if isinstance(value, str) else value
+        table.add_row(_text(name), _text(*lines))
     _console(sys.stdout).print(table)
 
 
@@ -266,13 +268,13 @@ def _console(stream: TextIO) -> Console:
     return Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
 
 
-def _text(value: str) -> Text:
-    return Text(_shown(value))
+def _text(*lines: str) -> Text:
+    return Text("\n".join(map(_shown, lines)))
 
 
 def _shown(value: str) -> str:
-    """Return the text with what a terminal would obey made visible: names come from strangers."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in value)
+    """Return the text as one line, with what a terminal would obey made visible: names come from strangers."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in value)
 
 
 def _yes(value: bool) -> str:

@@ -7,6 +7,8 @@ from enum import Enum
 
 Detail = str | int | float
 
+_NUMBER_SUFFIXES = ("_bytes", "_count", "_seconds", "_max", "_index", "_number")
+
 
 class Code(Enum):
     """Canonical status codes, named as gRPC names them."""
@@ -72,3 +74,17 @@ def _rebuild(cls: type[WarmshelfError], message: str, details: dict[str, Detail]
     error = cls(message)
     error.details.update(details)
     return error
+
+
+def decode_detail(key: str, text: str) -> Detail:
+    """Return a detail as it was before it became text: a number where its name says so."""
+    if not key.endswith(_NUMBER_SUFFIXES):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -6,6 +6,7 @@ This module knows no gRPC: no channel, call or context.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -40,6 +41,9 @@ _REASON_BY_CODE: dict[str, type[WarmshelfError]] = {
 }
 """What a status means that did not come from a daemon of ours, but from gRPC or a proxy."""
 
+_TOO_LONG = re.compile(r"(?:SERVER: )?Received message larger than max \((\d+) vs\. (\d+)\)")
+"""What gRPC itself says at the daemon to a request beyond its limit, before anything of ours sees it."""
+
 
 def error_to_status(error: WarmshelfError) -> Any:
     """Return the ``google.rpc.Status`` of an error: its code, its text and an ErrorInfo."""
@@ -68,6 +72,12 @@ def error_from_status(code: str, message: str, status_bytes: bytes | None) -> Wa
     info = _error_info(status_bytes or b"")
     if info is not None:
         return errors.from_wire(info.reason, message, dict(info.metadata))
+    if code == Code.RESOURCE_EXHAUSTED.value and (sizes := _TOO_LONG.fullmatch(message)):
+        return errors.InvalidRequest(
+            f"the request has {sizes[1]} bytes, the daemon takes {sizes[2]} (its message_bytes_max)",
+            request_bytes=int(sizes[1]),
+            request_bytes_max=int(sizes[2]),
+        )
     cls = _REASON_BY_CODE.get(code)
     return cls(message) if cls else Internal(f"{code}: {message}", sent_code=code)
 

@@ -15,6 +15,7 @@ from warmshelf._error import Code as Code
 from warmshelf._error import Detail as Detail
 from warmshelf._error import Fault as Fault
 from warmshelf._error import WarmshelfError as WarmshelfError
+from warmshelf._error import decode_detail
 from warmshelf._source_errors import ConfigMissing as ConfigMissing
 from warmshelf._source_errors import DecryptionFailed as DecryptionFailed
 from warmshelf._source_errors import DigestMismatch as DigestMismatch
@@ -30,7 +31,6 @@ from warmshelf._source_errors import UnsupportedFormat as UnsupportedFormat
 
 DOMAIN = "warmshelf.v1"
 """The ``domain`` of every ``google.rpc.ErrorInfo`` sent by the daemon."""
-_NUMBER_SUFFIXES = ("_bytes", "_count", "_seconds", "_max", "_index", "_number")
 
 
 # --- the caller's -----------------------------------------------------------
@@ -161,6 +161,13 @@ class DeadlineExceeded(_CallerError):
     retryable = True
 
 
+class OutOfMemory(_CallerError):
+    """The calling process cannot have the memory that the bytes take. Raised by the client alone."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
 class FormatTooNew(_CallerError):
     """The segment was written in a newer format than this side reads."""
 
@@ -234,6 +241,14 @@ class SpoolUnavailable(WarmshelfError):
     """The spool cannot be written or read just now."""
 
     code = Code.UNAVAILABLE
+    retryable = True
+
+
+class BankFull(WarmshelfError):
+    """Every slot of the worker's adapter bank is in use. Wait for one, or give the bank more."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    fault = Fault.CALLER
     retryable = True
 
 
@@ -331,23 +346,10 @@ TABLE: Mapping[str, type[WarmshelfError]] = {cls.reason: cls for cls in _public_
 def from_wire(reason: str, message: str, metadata: Mapping[str, str]) -> WarmshelfError:
     """Return the error that the daemon raised; an unknown reason becomes Internal."""
     cls = TABLE.get(reason, Internal)
-    details: dict[str, Detail] = {key: _decode_detail(key, text) for key, text in metadata.items()}
+    details: dict[str, Detail] = {key: decode_detail(key, text) for key, text in metadata.items()}
     if cls is Internal and reason != Internal.reason:
         details["sent_reason"] = reason
     return _build(cls, message, details)
-
-
-def _decode_detail(key: str, text: str) -> Detail:
-    if not key.endswith(_NUMBER_SUFFIXES):
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _build(cls: type[WarmshelfError], message: str, details: Mapping[str, Detail]) -> WarmshelfError:

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from warmshelf._channel import Connection, Deadline
-from warmshelf.errors import DeadlineExceeded, Internal
+from warmshelf.errors import DaemonUnreachable, DeadlineExceeded, Internal
 from warmshelf.v1 import lease_pb2
 
 RELEASE_SECONDS = 5.0
@@ -45,7 +45,7 @@ class Session:
 
         Raises:
             grpc.RpcError: the stream ended instead.
-            DeadlineExceeded: nothing came.
+            DaemonUnreachable: nothing came, though a daemon has nothing to wait for before it names a session.
         """
         try:
             opened = self._opened.wait(deadline.left())
@@ -53,7 +53,10 @@ class Session:
             opened = False
         if not opened:
             self.end()
-            raise DeadlineExceeded("no session was opened in time", timeout_seconds=float(deadline.timeout_seconds))
+            raise DaemonUnreachable(
+                f"no daemon has opened a session within {deadline.timeout_seconds:g} s",
+                timeout_seconds=float(deadline.timeout_seconds),
+            )
         if self._error is not None:
             raise self._error
         if not self.session_id:
@@ -140,7 +143,10 @@ class Link:
     @contextlib.contextmanager
     def _locked(self, deadline: Deadline) -> Iterator[None]:
         if not self._lock.acquire(timeout=deadline.left()):
-            raise DeadlineExceeded("another call was still opening a session", timeout_seconds=deadline.timeout_seconds)
+            raise DaemonUnreachable(
+                f"no daemon has opened the session that another call asks for within {deadline.timeout_seconds:g} s",
+                timeout_seconds=float(deadline.timeout_seconds),
+            )
         try:
             yield
         finally:

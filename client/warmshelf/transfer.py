@@ -17,7 +17,15 @@ import grpc
 
 from warmshelf._channel import PAUSE_SECONDS, Connection, Deadline
 from warmshelf._frame import parse_frame
-from warmshelf.errors import ChunkCorrupt, DaemonUnreachable, Internal, StreamStalled, TooManyStreams, WarmshelfError
+from warmshelf.errors import (
+    ChunkCorrupt,
+    DaemonUnreachable,
+    Internal,
+    OutOfMemory,
+    StreamStalled,
+    TooManyStreams,
+    WarmshelfError,
+)
 from warmshelf.layout import SegmentSpec
 from warmshelf.segment import HEADER_BYTES
 from warmshelf.v1 import transfer_pb2
@@ -124,7 +132,7 @@ def allocate_content(segment: SegmentSpec) -> mmap.mmap:
     try:
         buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise Internal(f"this process cannot have {size} bytes of memory: {error}", size_bytes=size) from error
+        raise OutOfMemory(f"this process cannot have {size} bytes of memory: {error}", size_bytes=size) from error
     with contextlib.suppress(OSError):  # fewer page faults, which cost more than the copy; a kernel may lack them
         buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer

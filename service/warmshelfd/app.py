@@ -65,7 +65,9 @@ class Daemon:
     def __init__(self, settings: Settings, arena: Arena) -> None:
         self._settings = settings
         self._arena = arena
-        self._sources = Sources(openers(settings), settings.format_limits(), Keys(settings.source))
+        self._sources = Sources(
+            openers(settings), settings.format_limits(), Keys(settings.source), settings.inspection_bytes_max
+        )
         self.metrics = _metrics(self._sources.schemes, arena)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
         leases = _lease_table(settings)

@@ -149,7 +149,7 @@ def _from_file(path: str) -> dict[str, _Given]:
         table = TomlConfigSettingsSource(Settings, Path(path)).toml_data
     except OSError as error:
         raise InvalidConfig(f"the file {path!r} cannot be read: {error.strerror}", path=path) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidConfig(f"the file {path!r} is not TOML: {error}", path=path) from error
     given = {}
     for key, value in table.items():

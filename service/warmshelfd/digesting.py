@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
 
 import blake3
 
@@ -17,8 +18,8 @@ from warmshelf.layout import TensorSpec
 from warmshelfd.formats.base import Check, Inspected
 from warmshelfd.sources.base import OpenSource
 
-_STEP_BYTES = 16 << 20
-"""Hash this much between two looks at ``cancelled``; 4 ms of one core."""
+_STEP_BYTES = 4 << 20
+"""Read and hash this much between two looks at ``cancelled``; a millisecond of one core."""
 
 _FILE_STEP_BYTES = 4 << 20
 
@@ -26,31 +27,47 @@ Cancelled = Callable[[], bool]
 ReadInto = Callable[[str, int, memoryview], None]
 """Fills the view with a file's bytes: name, offset, view."""
 
+Part: TypeAlias = bytes | memoryview
 
-def content_digest(tensors: Sequence[TensorSpec], data: memoryview, config: bytes, cancelled: Cancelled) -> str:
+ReadRange: TypeAlias = Callable[[int, int], Part]
+"""Gives the bytes of a segment from one offset to another."""
+
+
+def content_digest(tensors: Sequence[TensorSpec], read: ReadRange, config: bytes, cancelled: Cancelled) -> str:
     """Return ``blake3:<hex>`` over every tensor of a segment and the config.
 
     Args:
-        tensors: where each tensor lies in ``data``.
-        data: the whole segment.
+        tensors: where each tensor lies in the segment.
+        read: gives a range of the segment.
         config: the artifact's config file, or b"".
         cancelled: asked every few milliseconds.
 
     Raises:
         LoadCancelled: it said yes.
     """
-    return "blake3:" + combine(_hashed(tensors, data, cancelled), config, blake3.blake3())
+    return "blake3:" + combine(_hashed(tensors, read, cancelled), config, blake3.blake3())
 
 
 def _hashed(
-    tensors: Sequence[TensorSpec], data: memoryview, cancelled: Cancelled
+    tensors: Sequence[TensorSpec], read: ReadRange, cancelled: Cancelled
 ) -> Iterator[tuple[str, str, tuple[int, ...], bytes]]:
     known: dict[tuple[int, int], bytes] = {}  # tied names share a range: hashed once
     for spec in tensors:
         place = (spec.offset_bytes, spec.size_bytes)
         if place not in known:
-            known[place] = _hash(data[spec.offset_bytes : spec.end_bytes], cancelled)
+            hasher = blake3.blake3()
+            for part in _parts(read, spec, cancelled):
+                hasher.update(part)
+            known[place] = hasher.digest()
         yield spec.name, spec.dtype, spec.shape, known[place]
+
+
+def _parts(read: ReadRange, spec: TensorSpec, cancelled: Cancelled) -> Iterator[Part]:
+    """Yield a tensor's bytes, some at a time."""
+    for start in range(spec.offset_bytes, spec.end_bytes, _STEP_BYTES):
+        if cancelled():
+            raise LoadCancelled("hashing was stopped")
+        yield read(start, min(start + _STEP_BYTES, spec.end_bytes))
 
 
 def source_digest(read_into: ReadInto, inspected: Inspected, config: bytes, cancelled: Cancelled) -> str:
@@ -76,15 +93,6 @@ def source_digest(read_into: ReadInto, inspected: Inspected, config: bytes, canc
         buffer[:] = bytes(step)
 
 
-def _hash(view: memoryview, cancelled: Cancelled) -> bytes:
-    hasher = blake3.blake3()
-    for start in range(0, len(view), _STEP_BYTES):
-        if cancelled():
-            raise LoadCancelled("hashing was stopped")
-        hasher.update(view[start : start + _STEP_BYTES])
-    return hasher.digest()
-
-
 def file_digest(source: OpenSource, name: str, size: int, cancelled: Cancelled) -> str:
     """Return ``sha256:<hex>`` over one file of a source."""
     hasher = hashlib.sha256()
@@ -98,21 +106,21 @@ def file_digest(source: OpenSource, name: str, size: int, cancelled: Cancelled) 
     return "sha256:" + hasher.hexdigest()
 
 
-def by_crc32(check: Check, view: memoryview) -> None:
+def by_crc32(check: Check, parts: Iterable[Part]) -> None:
     """Compare the CRC32, at memory speed."""
-    check.check_crc32(view)
+    check.check_crc32(parts)
 
 
-def by_sha256(check: Check, view: memoryview) -> None:
+def by_sha256(check: Check, parts: Iterable[Part]) -> None:
     """Compare the SHA-256, several times slower than reading."""
-    check.check_sha256(view)
+    check.check_sha256(parts)
 
 
 def check_hashes(
     checks: Iterable[Check],
     tensors: Sequence[TensorSpec],
-    data: memoryview,
-    check: Callable[[Check, memoryview], None],
+    read: ReadRange,
+    check: Callable[[Check, Iterable[Part]], None],
     cancelled: Cancelled,
     threads: int,
 ) -> None:
@@ -125,10 +133,7 @@ def check_hashes(
     places = {spec.name: spec for spec in tensors}
 
     def check_one(one: Check) -> None:
-        if cancelled():
-            raise LoadCancelled("hashing was stopped")
-        spec = places[one.name]
-        check(one, data[spec.offset_bytes : spec.end_bytes])
+        check(one, _parts(read, places[one.name], cancelled))
 
     with ThreadPoolExecutor(threads, "verify") as pool:
         for _ in pool.map(check_one, checks):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from warmshelf.errors import DigestMismatch
+from warmshelf.errors import DigestMismatch, SegmentCorrupt
 from warmshelf.types import ArtifactState
 from warmshelf.v1 import manifest_pb2
 from warmshelfd.digesting import Cancelled, by_sha256, check_hashes, content_digest
@@ -44,13 +44,13 @@ class Hashing:
         def work(stopped: Cancelled) -> str:
             manifest, tensors = segment.manifest, segment.layout.tensors
             if hashes_owed:
-                check_hashes(_checks(manifest), tensors, segment.view, by_sha256, stopped, threads=1)
+                check_hashes(_checks(manifest), tensors, segment.read, by_sha256, stopped, threads=1)
             config = config_of(shelved.kind, {file.name: file.data for file in manifest.small_files})
-            return known or content_digest(tensors, segment.view, config, stopped)
+            return known or content_digest(tensors, segment.read, config, stopped)
 
         try:
             digest = await run_stoppable(self._shelf.hash_threads, work)
-        except DigestMismatch as error:
+        except (DigestMismatch, SegmentCorrupt) as error:
             self._shelf.withdraw_bytes(segment.segment_id, error)
             return
         for owner in [one for one in shelved.entries.values() if one.hashes_owed or not one.digest]:

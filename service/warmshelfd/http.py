@@ -1,4 +1,4 @@
-"""The operators' port: /metrics, and what probes ask: /startupz, /readyz, /livez.
+"""The operators' port: a small HTTP server for a few pages.
 
 It has threads of its own, so that it answers also while the event loop does not.
 What the pages say is given to it; it knows no artifact and no metric. Whoever asks
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
@@ -76,10 +77,52 @@ class Answer:
     status: HTTPStatus
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Page: TypeAlias = Callable[[str], Answer]
-"""Gets the content types that the client accepts. Called in threads, several at once."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client asks of a page.
+
+    Attributes:
+        accept: the content types that it takes.
+        query: what stands behind the question mark, as it came.
+        host: under which name it looked for us, without the port; "" if it did not say.
+    """
+
+    accept: str = ""
+    query: str = ""
+    host: str = ""
+
+
+Page: TypeAlias = Callable[[Asked], Answer]
+"""Called in threads, several at once."""
+
+_EVERY_HEADER = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Connection": "close"}
+"""The library sees the last of these, and ends the connection behind the answer."""
+
+
+def host_of(header: str) -> str:
+    """Return the name or number in a Host header, without port, brackets and capitals."""
+    host = header.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if ":" in host else host
+
+
+def cannot_be_rebound(host: str, own_names: Collection[str]) -> bool:
+    """Say whether a name in a Host header is one that no stranger's DNS can lead to us.
+
+    A page in a browser may read what its own name leads to, and whoever has that name may lead it
+    here. So we answer to numbers and to names that are ours.
+    """
+    if not host or host == "localhost" or host.endswith(".localhost") or host in own_names:
+        return True
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def yes_or_no(holds: bool) -> Answer:
@@ -176,11 +219,12 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_SECONDS_MAX
 
     def do_GET(self) -> None:
-        page = self.server.pages.get(self.path.partition("?")[0])
+        path, _, query = self.path.partition("?")
+        page = self.server.pages.get(path)
         if page is None:
             return self._send(_plain(HTTPStatus.NOT_FOUND))
         try:
-            answer = page(self.headers.get("Accept", ""))
+            answer = page(Asked(self.headers.get("Accept", ""), query, host_of(self.headers.get("Host", ""))))
         except Exception:  # noqa: BLE001 - this is the edge
             _log.exception("bug in an HTTP page")
             answer = _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -197,7 +241,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response_only(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.body)))
-        self.send_header("Connection", "close")  # and the library ends it after that
+        for name, value in {**_EVERY_HEADER, **answer.headers}.items():
+            self.send_header(name, value)
         if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
         self.end_headers()

@@ -7,17 +7,19 @@ how a segment of them will look. Blocking; called in threads.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from warmshelf._wire import layout_to_proto
 from warmshelf.errors import InvalidSpec
 from warmshelf.layout import Layout, SegmentSpec
 from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection, Source
+from warmshelfd import stopping
 from warmshelfd.decrypting import Keys
 from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.formats.base import FormatLimits, Inspected
 from warmshelfd.formats.detect import detect, first_reads
+from warmshelfd.header_room import HeaderRoom
 from warmshelfd.memo import InspectionMemo, Prepared
 from warmshelfd.memory.arena import Arena
 from warmshelfd.sources.base import OpenSource, SourceOpener
@@ -59,10 +61,14 @@ class Examined:
 class Sources:
     """Opens and inspects sources by their URI's scheme."""
 
-    def __init__(self, openers: Mapping[str, SourceOpener], limits: FormatLimits, keys: Keys) -> None:
+    def __init__(
+        self, openers: Mapping[str, SourceOpener], limits: FormatLimits, keys: Keys, inspection_bytes_max: int
+    ) -> None:
+        """``inspection_bytes_max`` bounds what all inspections together have read of headers and config."""
         self.keys = keys
         self._openers = openers
         self._limits = limits
+        self._room = HeaderRoom(inspection_bytes_max)
         self._memo = InspectionMemo(detect, bytes_max=_MEMO_BYTES_MAX)
 
     @property
@@ -83,10 +89,11 @@ class Sources:
         """Open a source."""
         return self._opener(source.uri).open(source.uri, source.revision)
 
-    def examine(self, opened: OpenSource) -> Examined:
-        """Read an open source's headers and config."""
+    def examine(self, opened: OpenSource, cancelled: Callable[[], bool]) -> Examined:
+        """Read an open source's headers and config; stop where ``cancelled`` says so."""
         opened.expect(first_reads(opened.files()))
-        prepared = self._memo.inspect(opened, self._limits)
+        with stopping.heeding(cancelled), self._room.inspecting(opened) as files:
+            prepared = self._memo.inspect(files, self._limits)
         sizes = opened.files()
         small = sum(sizes[name] + len(name.encode()) + 16 for name in prepared.inspected.small_files)
         return Examined(prepared, opened.fingerprint(prepared.inspected.all_names), small)

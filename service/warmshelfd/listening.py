@@ -9,8 +9,11 @@ and ``so_reuseport=0`` see to it that an address has one daemon.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
+import socket
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +33,9 @@ _SERVICES = (
     "warmshelf.v1.AliasService",
 )
 
+_GRPC_LOGGER = "grpc._cython.cygrpc"
+"""Under this name gRPC's servers log what they did not expect."""
+
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Neither a link is followed, nor a pipe waited for."""
 
@@ -37,6 +43,17 @@ _COMMON_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", 4 << 20),
 )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Say whether what gRPC logs is worth a line: that a caller has gone while it was answered is not.
+
+    Bytes that are no request, where our own guard does not see them, get a line and no traceback.
+    """
+    kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
+    if kind == "DecodeError":
+        record.exc_info = None
+    return kind != "ExecuteBatchError"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +81,7 @@ class Servers:
         interceptors: Sequence[grpc.aio.ServerInterceptor],
         add_services: Callable[[grpc.aio.Server], None],
     ) -> None:
+        logging.getLogger(_GRPC_LOGGER).addFilter(_is_news)
         self.health = health.aio.HealthServicer()
         self.addresses: list[str] = []
         self._servers: list[grpc.aio.Server] = []
@@ -87,7 +105,7 @@ class Servers:
         try:
             port = server.add_insecure_port(_target(listen))
         except RuntimeError as error:
-            raise DaemonInUse(f"cannot listen on {listen}: another process does, or it is no address here") from error
+            raise _why_not(listen) from error
         finally:
             os.umask(old)
         self.addresses.append(f"unix://{listen.path}" if listen.kind == "unix" else f"{_bracket(listen.host)}:{port}")
@@ -127,6 +145,24 @@ def _keepalive(transport: Transport) -> tuple[tuple[str, int], ...]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     )
+
+
+def _why_not(listen: Listen) -> DaemonInUse | InvalidConfig:
+    """Return why an address cannot be listened on, which gRPC does not say: try it without gRPC."""
+    what = f"cannot listen on {listen}"
+    try:
+        if listen.kind == "unix":
+            family, address = socket.AF_UNIX, listen.path
+        else:
+            found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, address = found[0][0], found[0][4]  # type: ignore[assignment]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError as error:  # also what getaddrinfo raises
+        if error.errno == errno.EADDRINUSE:
+            return DaemonInUse(f"{what}: another process does", address=str(listen))
+        return InvalidConfig(f"{what}: {error.strerror}", option="listen", address=str(listen))
+    return InvalidConfig(f"{what}: gRPC refuses it", option="listen", address=str(listen))
 
 
 def _target(listen: Listen) -> str:

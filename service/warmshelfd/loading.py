@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from typing import TypeVar
 
 from warmshelf._wire import KIND_NUMBERS
@@ -127,8 +128,8 @@ class Loader:
     async def inspect(self, source: Source, *, needs_key: bool) -> Examined:
         """Inspect a source and say how much room it will take; ``needs_key``: also try the key, if it is encrypted."""
 
-        def inspect(opened: OpenSource, _: Cancelled) -> Examined:
-            examined = self._sources.examine(opened)
+        def inspect(opened: OpenSource, cancelled: Cancelled) -> Examined:
+            examined = self._sources.examine(opened, cancelled)
             if needs_key:
                 self._sources.keys.find(opened, examined.inspected)
             return dataclasses.replace(examined, size_bytes=outline_segment(self._arena, examined).size_bytes)
@@ -139,7 +140,7 @@ class Loader:
         """Return the content digest that loading the source would give, without keeping its bytes."""
 
         def digest(opened: OpenSource, cancelled: Cancelled) -> str:
-            inspected = (examined := self._sources.examine(opened)).inspected
+            inspected = (examined := self._sources.examine(opened, cancelled)).inspected
             config = config_of(inspected.kind, read_small_files(opened, examined))
             reads = plain_reads(opened, inspected, self._sources.keys)
             return source_digest(reads.read_into, inspected, config, cancelled)
@@ -167,7 +168,7 @@ class Loader:
         inspections = self._pools.of(ArtifactKind.UNKNOWN, place := self._sources.place(known.spec.source))
         try:
             await run_stoppable(inspections, lambda _: opened.append(self._sources.open(known.spec.source)))
-            examined = await run_stoppable(inspections, lambda _: self._sources.examine(opened[0]), opened[0].stop)
+            examined = await run_stoppable(inspections, partial(self._sources.examine, opened[0]), opened[0].stop)
             check_kind(known.spec, examined.inspected.kind)
             is_new = known.inspection is None or known.fingerprint != examined.fingerprint
             found = await complete(known, examined) if is_new else known
@@ -261,11 +262,11 @@ class Loader:
     def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:
         """Check the bytes that were read; return their digest, or "" if nobody needs it yet."""
         known, expected, inspected = job.known, job.known.spec.source.expected_digest, job.examined.inspected
-        check_hashes(inspected.checks, writer.tensors, writer.data, by_crc32, cancelled, self._read_threads)
+        check_hashes(inspected.checks, writer.tensors, writer.read, by_crc32, cancelled, self._read_threads)
         digest = ""
         if must_hash:  # else the format's slow hashes are compared after READY, as is the digest
-            check_hashes(inspected.checks, writer.tensors, writer.data, by_sha256, cancelled, self._read_threads)
-            digest = content_digest(writer.tensors, writer.data, config, cancelled)
+            check_hashes(inspected.checks, writer.tensors, writer.read, by_sha256, cancelled, self._read_threads)
+            digest = content_digest(writer.tensors, writer.read, config, cancelled)
         if expected.startswith("sha256:"):
             _expect_file(job, cancelled)
         elif expected:
@@ -324,7 +325,8 @@ def _must_hash(job: _Job) -> bool:
     changed = bool(known.fingerprint) and known.fingerprint != job.examined.fingerprint
     if changed and not known.digest and not known.follow and not expected:
         raise SourceChanged(
-            f"the source of {known.artifact_id!r} changed since it was registered, and its digest was not known yet",
+            f"the source of {known.artifact_id!r} is not as it was when it was registered, and it was never loaded, so "
+            "nothing tells whether its bytes are the same; replace it, or register it with its digest, to accept them",
             artifact_id=known.artifact_id,
         )
     pinned_unseen = bool(known.digest) and not known.segment_id  # by another node, or a push

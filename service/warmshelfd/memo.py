@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from warmshelf._wire import layout_to_proto
-from warmshelf.layout import Layout
+from warmshelf.layout import Layout, TensorSpec
 from warmshelf.types import ArtifactKind, Inspection
+from warmshelfd import stopping
 from warmshelfd.domain.extents import SegmentPlan, plan_segment
 from warmshelfd.formats.base import Files, FormatLimits, Inspected, Range, expect
 
 _HASH_SLACK_BYTES = 32
 """What the manifest's encoding adds to one hash."""
+
+_TABLE_STEP_COUNT = 4096
+"""Tensors whose layout is encoded between two looks at whether anybody still wants it; some 20 ms."""
 
 _Listing = tuple[tuple[str, int], ...]
 _Read = tuple[str, int, bytes]  # name, offset, what was there
@@ -124,9 +128,17 @@ def prepare(inspected: Inspected) -> Prepared:
         adapter=inspected.adapter,
     )
     step_bytes = inspected.encryption.box_bytes if inspected.encryption else 0
+    stopping.check()
     plan = plan_segment(entries, packed=inspected.kind is ArtifactKind.ADAPTER, step_bytes=step_bytes)
-    table = layout_to_proto(Layout(0, (), plan.tensors)).SerializeToString()
-    return Prepared(inspected, inspection, plan, table, _hashes_bytes(inspected))
+    return Prepared(inspected, inspection, plan, b"".join(_table(plan.tensors)), _hashes_bytes(inspected))
+
+
+def _table(tensors: tuple[TensorSpec, ...]) -> Iterator[bytes]:
+    """Yield the encoded layout in parts: joined messages are one message with the fields of all."""
+    for start in range(0, len(tensors), _TABLE_STEP_COUNT):
+        stopping.check()
+        part = tensors[start : start + _TABLE_STEP_COUNT]
+        yield layout_to_proto(Layout(0, (), part)).SerializeToString()
 
 
 def _hashes_bytes(inspected: Inspected) -> int:

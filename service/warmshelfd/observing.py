@@ -151,7 +151,7 @@ def _verify(segment: Segment, artifact: Artifact, cancelled: Cancelled) -> int:
     if artifact.digest:
         small = {file.name: file.data for file in segment.manifest.small_files}
         config = config_of(artifact.kind, small)
-        actual = content_digest(segment.layout.tensors, segment.view, config, cancelled)
+        actual = content_digest(segment.layout.tensors, segment.read, config, cancelled)
         if actual != artifact.digest:
             raise DigestMismatch(
                 f"{artifact.artifact_id!r} has digest {actual}, it is pinned to {artifact.digest}",

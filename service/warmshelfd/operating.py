@@ -1,4 +1,4 @@
-"""The operators' pages: metrics, and whether the daemon has started, is ready, is alive.
+"""The operators' pages: the status, metrics, and whether the daemon has started, is ready, is alive.
 
 Pages are made in the HTTP server's threads. What belongs to the event loop is asked
 of it; if it does not answer in time, the page says what was so before.
@@ -7,18 +7,25 @@ of it; if it does not answer in time, the page says what was so before.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import TypeVar
 
-from warmshelfd.http import Answer, Heartbeat, HttpServer, yes_or_no
+from warmshelfd import statuspage
+from warmshelfd.http import Answer, Asked, Heartbeat, HttpServer, cannot_be_rebound, yes_or_no
 from warmshelfd.metrics import Metrics
 from warmshelfd.observing import stock
 from warmshelfd.options import Listen
 from warmshelfd.shelf import Shelf
+from warmshelfd.statuspage import Status
 from warmshelfd.upkeep import Upkeep
+
+T = TypeVar("T")
 
 _LOOP_SECONDS = 1.0
 """How long a page waits for the event loop; a scrape has ten."""
@@ -41,6 +48,8 @@ class Operating:
         self._shelf = shelf
         self._upkeep = upkeep
         self._heartbeat = Heartbeat(stuck_seconds)
+        self._start_time = time.monotonic()
+        self._own_names = {socket.gethostname().lower(), listen.host.lower() if listen else ""}
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -54,7 +63,9 @@ class Operating:
             return
         loop = asyncio.get_running_loop()
         pages = {
-            "/metrics": lambda accept: self._show_metrics(loop, accept),
+            "/": lambda asked: self._show_status(loop, asked, statuspage.as_html),
+            "/status.json": lambda asked: self._show_status(loop, asked, statuspage.as_json),
+            "/metrics": lambda asked: self._show_metrics(loop, asked.accept),
             "/startupz": lambda _: yes_or_no(self.started),
             "/readyz": lambda _: yes_or_no(self.is_ready),
             "/livez": lambda _: yes_or_no(self._heartbeat.alive),
@@ -75,14 +86,45 @@ class Operating:
         return self.started and self._upkeep.preloaded and not self._shelf.draining
 
     def _show_metrics(self, loop: asyncio.AbstractEventLoop, accept: str) -> Answer:
-        shown = threading.Event()
-
-        def show() -> None:
-            self._metrics.show(stock(self._shelf))
-            shown.set()
-
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(show)
-            shown.wait(_LOOP_SECONDS)
+        _on_loop(loop, lambda: self._metrics.show(stock(self._shelf)))
         content_type, text = self._metrics.render(accept, self._heartbeat.age_seconds)
         return Answer(HTTPStatus.OK, text, content_type)
+
+    def _show_status(self, loop: asyncio.AbstractEventLoop, asked: Asked, render: Callable[[Status], Answer]) -> Answer:
+        if not cannot_be_rebound(asked.host, self._own_names):
+            return Answer(HTTPStatus.MISDIRECTED_REQUEST, b"Ask by number, by localhost, or by this host's own name\n")
+        after = statuspage.after_of(asked.query)
+        status = _on_loop(loop, lambda: self._look(after))
+        if status is None:
+            age = self._heartbeat.age_seconds
+            text = f"The event loop does not answer; it turned {age:.1f} s ago\n"
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, text.encode())
+        return render(status)
+
+    def _look(self, after_id: str) -> Status:
+        arena = self._shelf.residency.arena
+        return statuspage.look(
+            self._shelf,
+            after_id,
+            is_ready=self.is_ready,
+            pinning=arena.pinning,
+            page_size_bytes=arena.page_size_bytes,
+            uptime_seconds=time.monotonic() - self._start_time,
+        )
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, look: Callable[[], T]) -> T | None:
+    """Return what something on the event loop gives; None if the loop does not come to it in time, or has ended."""
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(look())
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
+            found.set_exception(error)
+
+    try:
+        loop.call_soon_threadsafe(run)
+        return found.result(_LOOP_SECONDS)
+    except (RuntimeError, FutureTimeoutError):
+        return None

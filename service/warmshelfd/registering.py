@@ -7,10 +7,9 @@ the event loop. Loads nothing; knows no gRPC.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 
 from warmshelf.digest import check_digest
@@ -32,6 +31,7 @@ from warmshelfd.matching import Matching
 from warmshelfd.records import forgotten, merged, remember, to_artifact, to_entry, to_registration
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.residency import Residency
+from warmshelfd.turns import NamedTurns
 
 SourceLeft = Callable[[Source], Awaitable[None]]
 
@@ -70,8 +70,7 @@ class Registering:
         self._matching = matching
         self._abandon = abandon
         self._clock = clock
-        # Event loop only: who registers an ID now, and how many wait to.
-        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._turns = NamedTurns()  # one registration of an ID at a time
         # Event loop only: IDs whose last change may not have reached the registry.
         self._unsaved: set[str] = set()
 
@@ -81,7 +80,7 @@ class Registering:
         """Make an artifact known; see CatalogService.RegisterArtifact for the errors."""
         check_id(artifact_id)
         spec = self._checked(spec)
-        async with self.turn(artifact_id):
+        async with self._turns.turn(artifact_id):
             entry = self._catalog.find(artifact_id)
             if entry is None:
                 entry = await self._register_new(artifact_id, spec, options)
@@ -102,7 +101,7 @@ class Registering:
         Raises:
             SpecMismatch: the ID is known otherwise, and is not to be replaced.
         """
-        async with self.turn(artifact_id):
+        async with self._turns.turn(artifact_id):
             entry = self._catalog.find(artifact_id)
             if entry is None:
                 return to_artifact(await self._register_new(artifact_id, spec, options, digest))
@@ -124,6 +123,26 @@ class Registering:
                 self._catalog.changed(entry)
                 await self.save(entry)
             return to_artifact(entry)
+
+    async def end_wishes(self, artifact_id: str, spec: ArtifactSpec, *, keep_resident: bool, follow: bool) -> None:
+        """Stop keeping or following an artifact of this spec; nothing happens if there is none.
+
+        Raises:
+            InvalidSpec, RegistryUnavailable: as ``register``.
+        """
+        spec = self._checked(spec)
+        async with self._turns.turn(artifact_id):
+            entry = self._catalog.find(artifact_id)
+            if entry is not None and not spec_conflict(entry.spec, spec):
+                entry.keep_resident &= not keep_resident
+                entry.follow &= not follow
+                self._catalog.changed(entry)
+                self._residency.notify()
+                await self.save(entry)
+
+    def turn(self, artifact_id: str) -> AbstractAsyncContextManager[None]:
+        """Keep others from changing what an ID means meanwhile."""
+        return self._turns.turn(artifact_id)
 
     def _checked(self, spec: ArtifactSpec) -> ArtifactSpec:
         if not spec.source.uri:
@@ -294,21 +313,6 @@ class Registering:
         if entry.inspection is not None:
             self._matching.base_came(entry)
 
-    @asynccontextmanager
-    async def turn(self, artifact_id: str) -> AsyncIterator[None]:
-        """One registration of an ID at a time; the table holds only IDs in use."""
-        lock, count = self._turns.get(artifact_id, (asyncio.Lock(), 0))
-        self._turns[artifact_id] = (lock, count + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            count = self._turns[artifact_id][1] - 1
-            if count:
-                self._turns[artifact_id] = (lock, count)
-            else:
-                del self._turns[artifact_id]
-
     async def notice_change(self, entry: Entry) -> None:
         """Look at the source of a resident artifact; if it is followed and holds other bytes now, let the old ones go.
 
@@ -317,7 +321,7 @@ class Registering:
         Raises:
             SourceChanged: other bytes, and the artifact does not follow its source.
         """
-        async with self.turn(entry.artifact_id):
+        async with self._turns.turn(entry.artifact_id):
             examined = await self._look(entry.spec, must_exist=False)
             known = to_registration(entry)
             changed = examined is not None and bool(known.fingerprint) and examined.fingerprint != known.fingerprint

@@ -155,7 +155,8 @@ class Residency:
     ) -> Reservation:
         """Return a reservation, evicting and waiting for as long as it takes.
 
-        Whose turn is next is decided by priority, and among equals by who came first.
+        Whose turn is next is decided by priority, and among equals by who came first. Who waits
+        for room has the turn: equals that would fit wait behind it, but who goes first by priority does not.
         ``waiting`` is told why there is no room, with the numbers, and None when there is.
 
         Raises:
@@ -168,13 +169,14 @@ class Residency:
             )
         if self._turns[kind].taken:
             waiting(self._full(size, self.held_bytes(), ", and others wait before it"))
-        async with self._turns[kind].turn(priority):
+        async with self._turns[kind].turn(priority) as give_way:
             changed = self._changed
             reservation = await self._try_reserve(size, kind, waiting)
             if reservation is None:
                 self._metrics.room_missed(kind)
             while reservation is None:
                 await _wait_briefly(changed)
+                await give_way()
                 changed = self._changed
                 reservation = await self._try_reserve(size, kind, waiting)
             waiting(None)

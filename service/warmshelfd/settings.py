@@ -33,6 +33,8 @@ CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
 """Smaller chunks cost more calls than they save memory; larger ones are slower, and from
 3.9 MiB on a chunk with its head is above the 4 MiB that gRPC clients take by default."""
 
+GRPC_NUMBER_MAX = (1 << 31) - 1
+"""Largest number that an option of gRPC takes; of times, that is milliseconds."""
 CHUNK_HEAD_BYTES = 1 << 10
 """Room in a message for what a pushed chunk has beside its data; it takes some 70 bytes."""
 
@@ -139,7 +141,7 @@ class Settings(BaseSettings):
     preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
     """IDs to make resident at start, in this order. Default: none."""
     http: Annotated[Address, AfterValidator(_check_http)] | None = None
-    """`HOST:PORT` of `/metrics` and of the probes `/startupz`, `/readyz` and `/livez`. Off by default."""
+    """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
     """How the log's lines look: `json`, `text`, or `auto`: text on a terminal, else JSON. Default: `auto`."""
     purge: bool = False
@@ -159,9 +161,9 @@ class Settings(BaseSettings):
     """Most changes kept for watchers that were away; who was away for longer begins anew."""
     streams_max: Count = 1024
     """Most reads that stream at once; each may have a small chunk under way."""
-    message_bytes_max: Size = 1 << 20
+    message_bytes_max: Annotated[Size, Field(le=GRPC_NUMBER_MAX)] = 1 << 20
     """Longest request; the longest that makes sense names some hundred features."""
-    call_metadata_bytes_max: Size = 16 << 10
+    call_metadata_bytes_max: Annotated[Size, Field(le=GRPC_NUMBER_MAX)] = 16 << 10
     """Most bytes in a call's metadata, which our clients do not use."""
 
     # --- limits: chunks and time --------------------------------------------
@@ -178,9 +180,9 @@ class Settings(BaseSettings):
     """How often the sources of followed artifacts are looked at; every node does, each file costs a stat."""
     drain_seconds: Seconds = 20.0
     """What calls under way get after SIGTERM; below the 30 s that Kubernetes waits."""
-    keepalive_seconds: Seconds = 10.0
+    keepalive_seconds: Annotated[Seconds, Field(le=GRPC_NUMBER_MAX // 1000)] = 10.0
     """How often a silent TCP peer is asked whether it is there; gRPC's own 2 h keep dead workers' leases."""
-    keepalive_timeout_seconds: Seconds = 5.0
+    keepalive_timeout_seconds: Annotated[Seconds, Field(le=GRPC_NUMBER_MAX // 1000)] = 5.0
     """How long that peer may take to answer before its connection ends."""
 
     stuck_seconds: Seconds = 10.0
@@ -210,6 +212,8 @@ class Settings(BaseSettings):
     """Adapters that load at once from one server, or from this node's files, never behind a base."""
     read_threads: Count = 4
     """Parallel reads of one base's load."""
+    inspection_bytes_max: Size = 128 << 20
+    """Bytes of headers and config that inspections have read at once; the oldest of them never waits."""
     source_read_threads: Count = 8
     """Parallel reads of one load from S3 or a hub, each of some MiB: one alone is as slow as one connection is."""
     reserve_bytes: Size = 512 << 20

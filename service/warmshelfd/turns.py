@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from enum import IntEnum
+from typing import TypeAlias
 
 
 class Priority(IntEnum):
@@ -17,6 +18,9 @@ class Priority(IntEnum):
     """Somebody asked to load."""
     PRELOAD = 2
     """The daemon's own wish."""
+
+
+GiveWay: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class Turns:
@@ -31,19 +35,33 @@ class Turns:
         return f"<Turns {'taken' if self.taken else 'free'}, {len(self._waiting)} waiting>"
 
     @asynccontextmanager
-    async def turn(self, priority: Callable[[], Priority]) -> AsyncIterator[None]:
-        """Wait for one's turn, and have it for as long as the context lasts."""
-        if self.taken:
-            await self._wait(priority)
-        self.taken = True
-        try:
-            yield
-        finally:
-            self._pass_on()
+    async def turn(self, priority: Callable[[], Priority]) -> AsyncIterator[GiveWay]:
+        """Wait for one's turn, and have it for as long as the context lasts.
 
-    async def _wait(self, priority: Callable[[], Priority]) -> None:
+        Gives a function to call where one has the turn and can do nothing with it: if somebody
+        waits who goes first by priority, it lets him, and returns when one has the turn again.
+        """
+        if self.taken:
+            await self._wait(priority, len(self._waiting))
+        self.taken = has_turn = True
+
+        async def give_way() -> None:
+            nonlocal has_turn
+            if any(other() < priority() for other, future in self._waiting if not future.done()):
+                has_turn = False
+                self._pass_on()
+                await self._wait(priority, 0)  # before its equals, all of whom came later
+                has_turn = True
+
+        try:
+            yield give_way
+        finally:
+            if has_turn:
+                self._pass_on()
+
+    async def _wait(self, priority: Callable[[], Priority], index: int) -> None:
         place = (priority, asyncio.get_running_loop().create_future())
-        self._waiting.append(place)
+        self._waiting.insert(index, place)
         try:
             await place[1]
         except asyncio.CancelledError:
@@ -61,3 +79,26 @@ class Turns:
             place = min(self._waiting, key=lambda place: place[0]())  # the first of the smallest
             self._waiting.remove(place)
             place[1].set_result(None)
+
+
+class NamedTurns:
+    """For each name, one at a time has its turn, in the order in which they came."""
+
+    def __init__(self) -> None:
+        # By name: whose turn it is, and how many have it or wait for it. Only names in use are there.
+        self._names: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def turn(self, name: str) -> AsyncIterator[None]:
+        """Wait for one's turn, and have it for as long as the context lasts."""
+        lock, count = self._names.get(name, (asyncio.Lock(), 0))
+        self._names[name] = (lock, count + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            count = self._names[name][1] - 1
+            if count:
+                self._names[name] = (lock, count)
+            else:
+                del self._names[name]

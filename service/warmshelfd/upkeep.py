@@ -107,11 +107,27 @@ class Upkeep:
         await self._apply(before)
 
     async def _apply(self, before: Declaration) -> None:
-        """Register what is new or declared otherwise than before. What is declared no longer stays registered."""
+        """Register what is new or declared otherwise than before.
+
+        What is declared no longer stays registered, but is neither kept nor followed any more.
+        """
+        await self._end_wishes(before)
         for artifact_id, declared in self._declaration.artifacts.items():
             if before.artifacts.get(artifact_id) != declared:
                 try:
                     await self._register(artifact_id, declared)
+                except WarmshelfError as error:
+                    _log.warning("declared artifact %s: %s", artifact_id, error)
+
+    async def _end_wishes(self, before: Declaration) -> None:
+        """End what was declared to be kept or followed, and is not any more."""
+        for artifact_id in [entry.artifact_id for entry in self._shelf.catalog]:
+            old, now = before.find(artifact_id), self._declaration.find(artifact_id)
+            keep = old is not None and old.keep_resident and not (now and now.keep_resident)
+            follow = old is not None and old.follow and not (now and now.follow)
+            if old is not None and (keep or follow):
+                try:
+                    await self._shelf.registering.end_wishes(artifact_id, old.spec, keep_resident=keep, follow=follow)
                 except WarmshelfError as error:
                     _log.warning("declared artifact %s: %s", artifact_id, error)
 

@@ -28,6 +28,7 @@ ROW_COUNTS = {
     "health": 1,
     "experts": 4,
     "trace": 1,
+    "bank": 2,
     "payload": 2,
 }
 """Rows of each benchmark, where file systems may be mounted."""

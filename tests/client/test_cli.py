@@ -14,6 +14,7 @@ import pytest
 from kit.segments import SegmentFile
 from kit.standin import StandIn
 from warmshelf import Artifact, ArtifactSpec, ArtifactState, Change, ChangeKind, Source, _cli_render, cli
+from warmshelf.types import Failure, LeaseInfo
 from warmshelf.v1 import artifact_pb2, capabilities_pb2
 
 Run = Callable[..., tuple[int, str, str]]
@@ -257,6 +258,23 @@ def test_what_a_terminal_would_obey_is_made_visible(run: Run, stand_in: StandIn)
         out = run(*command)[1]
         assert "\x1b" not in out
         assert "\\x1b[2J[bold]ü" in out
+
+
+def test_a_strangers_text_makes_no_line_of_its_own(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    forged = "x\norg/a  1  somebody\telse\r\x85\u2028"
+    _cli_render.leases([LeaseInfo("org/a", 1, forged)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert r"x\norg/a  1  somebody\telse\r\x85\u2028" in lines[1]
+    plain, other = (
+        Artifact("org/a", ArtifactSpec(Source("file:///a", revision)), failure=Failure(message, message))
+        for revision, message in (("r", "m"), ("r\nstate  ready", "m\nstate  ready"))
+    )
+    for artifact in (plain, other):
+        _cli_render.whole_artifact(artifact)
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) % 2 == 0
+    assert sum(line.startswith("state") for line in out) == 2
 
 
 @pytest.mark.parametrize(

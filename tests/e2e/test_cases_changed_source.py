@@ -120,6 +120,27 @@ def test_a_source_that_changed_before_its_first_load_is_refused(shared: Daemon, 
             assert (lease["w"], lease.generation) == (TWOS["w"][2], 1)
 
 
+def test_a_source_that_vanishes_and_comes_back_as_it_was_loads(shared: Daemon, source: Path) -> None:
+    """Never loaded before: only how it looks tells that it is the same. Moved by itself it looks otherwise (ctime)."""
+    with shared.connect() as shelf:
+        shelf.register("a", source)
+        away = source.parent.with_name("away")
+        source.parent.rename(away)
+        with pytest.raises(errors.SourceNotFound):
+            shelf.acquire("a", timeout=20)
+        away.rename(source.parent)
+        source.rename(source.with_name("moved"))
+        source.with_name("moved").rename(source)
+        with pytest.raises(errors.SourceChanged, match="replace it, or register it with its digest"):
+            shelf.acquire("a", timeout=20)
+        shelf.register("a", source, replace=True)
+        source.parent.rename(away)
+        with pytest.raises(errors.SourceNotFound):
+            shelf.acquire("a", timeout=20)
+        away.rename(source.parent)
+        shelf.acquire("a", timeout=20).release()
+
+
 def test_a_touched_source_keeps_its_generation(shared: Daemon, source: Path) -> None:
     """The same bytes with another time, or in another file: the digest decides."""
     with shared.connect() as shelf:

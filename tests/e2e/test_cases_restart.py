@@ -91,7 +91,7 @@ def test_a_call_made_while_the_daemon_is_away_is_answered_when_it_is_back(
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(shelf.acquire, "a", timeout=30) for shelf in shelves]
         for shelf in shelves:
-            with pytest.raises((errors.DaemonUnreachable, errors.DeadlineExceeded)):
+            with pytest.raises(errors.DaemonUnreachable):
                 shelf.acquire("a", timeout=0.5)
         daemon.start()
         assert [read_all(one.result()) == tensors for one in waiting] == [True, True]
@@ -111,7 +111,7 @@ def test_after_a_long_absence_the_reconnect_takes_seconds(
     end = time.monotonic() + 10
     while time.monotonic() < end:
         for shelf in shelves:
-            with pytest.raises((errors.DaemonUnreachable, errors.DeadlineExceeded)):
+            with pytest.raises(errors.DaemonUnreachable):
                 shelf.acquire("a", timeout=1)
     daemon.start()
     start = time.monotonic()

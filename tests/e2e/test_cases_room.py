@@ -13,8 +13,9 @@ import pytest
 
 import warmshelf
 from kit.models import write_model
-from kit.processes import Daemon, Worker, read_all
+from kit.processes import Daemon, Worker, eventually, read_all
 from warmshelf import ArtifactState, errors
+from warmshelf.types import LoadPhase
 
 MIB = 1 << 20
 SIZE = 10 * MIB - (1 << 16)  # with header and layout below 10 MiB, so that three fit
@@ -167,6 +168,28 @@ def test_who_waits_gets_room_when_another_worker_releases(
             second = pool.submit(shelf.acquire, "m4", timeout=20)
             worker.end()
             assert read_all(second.result(timeout=5)) == five["m4"]
+
+
+def test_who_waits_for_room_by_wish_does_not_hold_up_a_worker_whose_artifact_fits(
+    shelf: warmshelf.Shelf, models: Path, five: dict[str, dict[str, bytes]]
+) -> None:
+    """A wish that can only wait gives way to a demand; one demand does not to another, which came later."""
+    small = write_model(models / "small.safetensors", 7, 64 << 10)
+    shelf.register("small", models / "small.safetensors")
+    held = [shelf.acquire(artifact_id, timeout=20) for artifact_id in ("m0", "m1", "m2")]
+    with ThreadPoolExecutor(2) as pool:
+        phases: list[LoadPhase] = []
+        wished = pool.submit(lambda: [phases.append(step.phase) for step in shelf.load("m3", timeout=30)])
+        eventually(lambda: phases.count(LoadPhase.RESERVE) > 1, "it waits for room")
+        with shelf.acquire("small", timeout=10) as lease:
+            assert read_all(lease) == small
+        shelf.evict("small")
+        demanded = pool.submit(shelf.acquire, "m3", timeout=20)
+        with pytest.raises(errors.ArenaFull, match="others wait before it"):
+            eventually(lambda: not shelf.acquire("small", timeout=1).release(), "it is refused")
+        held.pop().release()
+        demanded.result(timeout=10).release()
+        wished.result(timeout=10)
 
 
 def test_who_waits_gets_room_when_the_last_mapping_ends(

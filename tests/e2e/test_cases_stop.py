@@ -65,6 +65,20 @@ def test_a_second_daemon_is_refused_and_says_who_has_it(shared: Daemon, models: 
             assert len(shared.segments()) == 1
 
 
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("no-such-host.invalid", "cannot listen on no-such-host.invalid:0: "), ("192.0.2.1", "assign requested address")],
+)
+def test_a_host_that_is_none_of_ours_is_told_as_that(daemon: Daemon, host: str, why: str) -> None:
+    daemon.tcp_address = f"{host}:0"
+    daemon.start(wait=False)
+    assert daemon.wait() == 2
+    text = daemon.log.read_text()
+    assert "INVALID_CONFIG" in text
+    assert why in text
+    assert "Traceback" not in text
+
+
 def test_a_port_of_somebody_else_is_refused_naming_the_address(daemon: Daemon) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         daemon.tcp_address = "{}:{}".format(*taken.getsockname())

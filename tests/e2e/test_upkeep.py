@@ -37,6 +37,37 @@ def test_declared_artifacts_are_registered_and_preloaded_and_the_file_is_read_ag
         assert shelf.get("org/a").state is ArtifactState.READY
 
 
+def test_what_a_declaration_keeps_and_follows_ends_with_its_entry(daemon: Daemon, models: Path, tmp_path: Path) -> None:
+    """The artifacts stay registered, and what a caller asked for stays too."""
+    for i, name in enumerate(("a", "b", "own", "acme/c")):
+        write_model(models / f"{name}.safetensors", i)
+    declaration = tmp_path / "declared.toml"
+    both = "keep = true\nfollow = true\n"
+    entries = {
+        "a": f'["a"]\nsource = "file://{models}/a.safetensors"\n{both}',
+        "b": f'["b"]\nsource = "file://{models}/b.safetensors"\n{both}',
+        "acme": f'["acme/*"]\nsource = "file://{models}/{{id}}.safetensors"\n{both}',
+    }
+    declaration.write_text("".join(entries.values()))
+    daemon.start("--declare", str(declaration))
+
+    def wishes(artifact_id: str) -> tuple[bool, bool]:
+        artifact = shelf.get(artifact_id)
+        return artifact.keep_resident, artifact.follow
+
+    with daemon.connect() as shelf:
+        shelf.register("own", models / "own.safetensors", keep=True, follow=True)
+        shelf.register("acme/own", models / "own.safetensors", keep=True, follow=True)
+        shelf.acquire("acme/c", timeout=20).release()
+        eventually(lambda: len(shelf.list()) == 5, "all are registered")
+        assert {wishes(a.artifact_id) for a in shelf.list()} == {(True, True)}
+        declaration.write_text(entries["b"].replace("keep = true\n", ""))
+        eventually(lambda: wishes("a") == (False, False), "a is as if it had never been declared")
+        eventually(lambda: wishes("acme/c") == (False, False), "so is what a pattern registered")
+        eventually(lambda: wishes("b") == (False, True), "b is only followed")
+        assert wishes("own") == wishes("acme/own") == (True, True)
+
+
 def test_a_pattern_registers_an_unknown_id_on_its_first_acquire(daemon: Daemon, models: Path, tmp_path: Path) -> None:
     tensors = write_model(models / "acme" / "a@v1", 5)
     os.rename(models / "acme" / "a@v1", models / "acme" / "a@v1.safetensors")

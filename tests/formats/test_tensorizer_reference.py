@@ -91,8 +91,8 @@ def read_ours(content: bytes) -> Meaning | None:
         inspected = TensorizerFormat().inspect(OneFile(content), FormatLimits())
         views = [memoryview(content)[e.offset_bytes : e.offset_bytes + e.size_bytes] for e in inspected.entries]
         for check, view in zip(inspected.checks, views, strict=True):
-            check.check_crc32(view)
-            check.check_sha256(view)
+            check.check_crc32([view])
+            check.check_sha256([view])
     except WarmshelfError:
         return None
     return {e.name: (e.dtype, e.shape, bytes(view)) for e, view in zip(inspected.entries, views, strict=True)}

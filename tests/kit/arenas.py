@@ -123,8 +123,12 @@ def load(arena: Arena, files: Files, segment_id: str = "", threads: int = 2, gap
 
 def tensors_in(segment: Segment) -> dict[str, bytes]:
     """Every tensor's bytes, found by the segment's own layout."""
-    with segment.view as view:
-        return {t.name: bytes(view[t.offset_bytes : t.end_bytes]) for t in segment.layout.tensors}
+    return {t.name: segment.read(t.offset_bytes, t.end_bytes) for t in segment.layout.tensors}
+
+
+def mapping_of(segment: Segment) -> memoryview:
+    """The mapping that the daemon itself has of a segment."""
+    return segment.file.view()
 
 
 class Arenas:
@@ -232,6 +236,21 @@ def _adopt(directory: str) -> None:
     list(adopt(Arena.open(directory, 64 * MIB, PinPolicy.OFF), [SEGMENT_ID]))
 
 
+def _adopt_cut(directory: str, restore: str) -> None:
+    """Adopt a segment, then have its file cut, check its blocks, and say what was found in them."""
+    arena = Arena.open(directory, 64 * MIB, PinPolicy.OFF)
+    ((_, segment),) = adopt(arena, [SEGMENT_ID])
+    path = Path(directory, SEGMENT_ID)
+    path.chmod(0o600)
+    os.truncate(path, 2 * MIB)
+    os.truncate(path, int(restore) * MIB)
+    try:
+        assert isinstance(segment, Segment)
+        segment.check_blocks(2, lambda: False)
+    except WarmshelfError as error:
+        _say(error)
+
+
 def _load_and_abort(directory: str) -> None:
     """Load, give up at the first error, and say it and what is free afterwards."""
     arena = Arena.open(directory, 64 * MIB, PinPolicy.OFF)
@@ -319,6 +338,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "load": _load,
     "load-and-abort": _load_and_abort,
     "adopt": _adopt,
+    "adopt-cut": _adopt_cut,
     "hold": _hold,
     "map": _map,
     "fill-up": _fill_up,

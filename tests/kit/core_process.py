@@ -310,7 +310,7 @@ class Core:
                 faults.append(f"registry has {row}, catalog {entry}")
         odd = {
             "loads": [*shelf.flights._loads, *shelf.flights._tasks],
-            "registrations": list(shelf.registering._turns),
+            "registrations": list(shelf.registering._turns._names),
             "reads": [s.segment.segment_id for s in residency.segments if s.streams or s.waiters.count],
             "unlinking": list(residency._unlinking),
             "turns": [turns for turns in residency._turns.values() if turns.taken or turns._waiting],

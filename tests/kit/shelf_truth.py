@@ -41,7 +41,7 @@ class Held:
 
     def check(self) -> None:
         if self.image is not None:
-            found = {name: bytes(self.image.tensor(name)) for name in self.image.names}
+            found = {name: bytes(self.image.tensor(name)) for name in self.image.specs}
             assert found == self.expected, f"other bytes than leased: {self}"
 
     def scribble(self) -> None:
@@ -55,7 +55,7 @@ class Held:
 def map_content(arena: str, segment_id: str, size_bytes: int) -> tuple[SegmentImage, Content]:
     """Map a segment; say whose bytes they are, all of them, with their dtypes and shapes."""
     image = map_segment(arena, segment_id, size_bytes)
-    found = {name: bytes(image.tensor(name)) for name in image.names}
+    found = {name: bytes(image.tensor(name)) for name in image.specs}
     content = next((c for c in CONTENTS.values() if c.bytes_by_name == found), None)
     assert content is not None, f"segment {segment_id} has bytes that were never written as a whole"
     specs = {spec.name: (spec.dtype, spec.shape) for spec in image.layout.tensors}

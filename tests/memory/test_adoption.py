@@ -105,6 +105,17 @@ def left(shm: Path) -> Path:
     return shm
 
 
+@pytest.mark.parametrize(("restored_mib", "found"), [(2, "somebody has cut it"), (4, "another CRC than stored")])
+def test_a_file_that_is_cut_after_it_was_adopted_is_an_error_and_no_signal(
+    left: Path, restored_mib: int, found: str
+) -> None:
+    with Process("adopt-cut", left, restored_mib) as daemon:
+        line = daemon.line()
+        assert line.startswith("SEGMENT_CORRUPT: ")
+        assert found in line
+        assert daemon.end() == 0
+
+
 def test_a_segment_that_nobody_registered_is_removed(arenas: Arenas, left: Path) -> None:
     arena = arenas.open(left)
     assert list(adopt(arena, [])) == []

@@ -20,6 +20,7 @@ from kit.arenas import (
     fill,
     hash_of,
     load,
+    mapping_of,
     mib_files,
     tensors_in,
 )
@@ -42,13 +43,13 @@ def test_a_segment_says_what_it_is(arena: Arena) -> None:
     raw = path_of(arena, segment).read_bytes()
     assert parse_header(raw, len(raw)) == segment.header
     assert (segment.segment_id, segment.size_bytes) == (segment.header.segment_id, len(raw))
-    assert bytes(segment.view) == raw
+    assert segment.read(0, segment.size_bytes) == raw
     assert segment.manifest.SerializeToString() == MANIFEST
     (spec,) = segment.layout.segments
     assert (spec.segment_id, spec.size_bytes) == (segment.segment_id, len(raw))
     assert spec.content_size_bytes == segment.header.content_size_bytes
     assert not any(raw[spec.content_size_bytes :])
-    assert bytes(segment.layout_bytes) == raw[segment.header.layout.offset : segment.header.layout.end]
+    assert segment.layout_bytes == raw[segment.header.layout.offset : segment.header.layout.end]
 
 
 def test_a_file_has_its_name_only_when_it_is_whole(arena: Arena) -> None:
@@ -67,14 +68,14 @@ def test_nobody_can_write_and_the_group_can_read(arena: Arena) -> None:
     segment = load(arena, mib_files(1))
     assert os.stat(path_of(arena, segment)).st_mode & 0o777 == 0o440
     with pytest.raises(TypeError):
-        segment.view[5000] = 1
+        mapping_of(segment)[5000] = 1
 
 
 def test_the_daemon_maps_a_sealed_segment_for_reading_only(arena: Arena) -> None:
     """B45"""
     segment = load(arena, mib_files(1))
-    assert segment.view.readonly
-    assert segment.view[4096:].readonly
+    assert mapping_of(segment).readonly
+    assert mapping_of(segment)[4096:].readonly
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if segment.segment_id in line]
     assert [re.split(" +", line)[1] for line in maps] == ["r--s"]
 
@@ -93,12 +94,12 @@ def test_a_segment_closes_more_than_once_and_views_stay_valid(arena: Arena) -> N
     files = Files([[100]])
     segment = load(arena, files)
     tensor = segment.layout.tensors[0]
-    view = segment.view[tensor.offset_bytes : tensor.end_bytes]
+    view = mapping_of(segment)[tensor.offset_bytes : tensor.end_bytes]
     segment.close()
     segment.close()
     assert bytes(view) == files.tensors()["t0.0"]
     with pytest.raises(ValueError, match="closed"):
-        _ = segment.view
+        segment.read(0, 1)
 
 
 # --- unlinking --------------------------------------------------------------
@@ -119,7 +120,7 @@ def test_bytes_that_somebody_maps_stay_right_and_count_until_he_ends(mount: Moun
     segment = load(arena, mib_files(3))
     with Process("map", path_of(arena, segment)) as worker:
         assert worker.line() == "mapped"
-        expected = hash_of(segment.view)
+        expected = hash_of(mapping_of(segment))
         arena.unlink(segment)
         other = load(arena, mib_files(5))
         usage = arena.usage()
@@ -143,7 +144,7 @@ def test_room_comes_back_for_the_next_load_without_anybody_asking_for_usage(moun
 
 def test_bytes_count_while_a_stream_of_our_own_has_a_view_of_them(arena: Arena) -> None:
     segment = load(arena, mib_files(1))
-    with segment.view as view:
+    with mapping_of(segment) as view:
         chunk = view[: 1 << 16]
         arena.unlink(segment)
         assert arena.usage().unnamed_bytes == segment.size_bytes
@@ -184,7 +185,7 @@ def test_a_segment_is_in_use_exactly_while_another_process_has_it(arena: Arena) 
 
 def test_asking_takes_nothing_away(arena: Arena) -> None:
     segment = load(arena, mib_files(1))
-    with segment.view as view:
+    with mapping_of(segment) as view:
         assert not arena.in_use(segment)
         assert bytes(view[:8]) == b"WARMSHLF"
 

@@ -14,7 +14,7 @@ from kit.processes import eventually
 from kit.scrape import Pages
 from warmshelf.errors import DaemonInUse, InvalidConfig
 from warmshelfd import http
-from warmshelfd.http import CONNECTIONS_MAX, Answer, Heartbeat, HttpServer, yes_or_no
+from warmshelfd.http import CONNECTIONS_MAX, Answer, Asked, Heartbeat, HttpServer, yes_or_no
 from warmshelfd.options import Listen, parse_listen
 
 LOOPBACK = Listen("tcp", host="127.0.0.1", port=0)
@@ -24,7 +24,7 @@ class BrokenPageError(Exception):
     pass
 
 
-def broken(_: str) -> Answer:
+def broken(_: Asked) -> Answer:
     raise BrokenPageError("SECRET1 in a traceback")
 
 
@@ -38,7 +38,7 @@ def held() -> Iterator[threading.Event]:
 
 @pytest.fixture
 def server(held: threading.Event) -> Iterator[HttpServer]:
-    def slow(_: str) -> Answer:
+    def slow(_: Asked) -> Answer:
         held.wait(10)
         return yes_or_no(True)
 
@@ -47,7 +47,7 @@ def server(held: threading.Event) -> Iterator[HttpServer]:
         {
             "/yes": lambda _: yes_or_no(True),
             "/no": lambda _: yes_or_no(False),
-            "/echo": lambda accept: Answer(HTTPStatus.OK, accept.encode(), "text/x"),
+            "/echo": lambda asked: Answer(HTTPStatus.OK, asked.accept.encode(), "text/x"),
             "/broken": broken,
             "/slow": slow,
         },

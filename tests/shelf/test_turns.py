@@ -95,3 +95,53 @@ async def test_a_waiter_cancelled_in_the_moment_its_turn_comes_is_passed_over() 
     assert order == ["first", "next"]
     assert [task.cancelled() for task in tasks] == [False, True, False]
     assert repr(turns) == "<Turns free, 0 waiting>"
+
+
+async def test_who_can_do_nothing_with_the_turn_gives_way_to_the_more_urgent_only() -> None:
+    turns, order = Turns(), []
+    gate = asyncio.Event()
+
+    async def wait_for_room() -> None:
+        async with turns.turn(lambda: Priority.PREFETCH) as give_way:
+            while not gate.is_set():
+                await give_way()
+                await asyncio.sleep(0)
+            order.append("first")
+
+    async def take(name: str, priority: Priority) -> None:
+        async with turns.turn(lambda: priority):
+            order.append(name)
+
+    tasks = [asyncio.create_task(wait_for_room())]
+    await _settle()
+    for name, priority in (("equal", Priority.PREFETCH), ("later", Priority.PRELOAD), ("urgent", Priority.DEMAND)):
+        tasks.append(asyncio.create_task(take(name, priority)))
+    await _settle()
+    assert order == ["urgent"]
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert order == ["urgent", "first", "equal", "later"]
+    assert repr(turns) == "<Turns free, 0 waiting>"
+
+
+async def test_who_is_cancelled_after_it_gave_way_takes_the_turn_from_nobody() -> None:
+    turns = Turns()
+
+    async def give_way_for_ever() -> None:
+        async with turns.turn(lambda: Priority.PRELOAD) as give_way:
+            while True:
+                await give_way()
+                await asyncio.sleep(0)
+
+    async def hold() -> None:
+        async with turns.turn(lambda: Priority.DEMAND):
+            await asyncio.Event().wait()
+
+    polite, urgent = asyncio.create_task(give_way_for_ever()), asyncio.create_task(hold())
+    await _settle()
+    polite.cancel()
+    await _settle()
+    assert repr(turns) == "<Turns taken, 0 waiting>"
+    urgent.cancel()
+    await asyncio.gather(polite, urgent, return_exceptions=True)
+    assert repr(turns) == "<Turns free, 0 waiting>"

@@ -44,6 +44,10 @@ class Declaration:
     artifacts: Mapping[str, Declared]
     patterns: tuple[tuple[str, Declared], ...] = ()
 
+    def find(self, artifact_id: str) -> Declared | None:
+        """Return how an ID is declared, by itself or by a pattern."""
+        return self.artifacts.get(artifact_id) or self.match(artifact_id)
+
     def match(self, artifact_id: str) -> Declared | None:
         """Return how an ID that nobody registered is to be registered, if a pattern matches it."""
         for pattern, declared in self.patterns:

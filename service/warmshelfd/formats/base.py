@@ -90,14 +90,14 @@ class Check(Protocol):
     def sha256(self) -> bytes:
         """The SHA-256 of both."""
 
-    def check_crc32(self, view: memoryview) -> None:
+    def check_crc32(self, parts: Iterable[bytes | memoryview]) -> None:
         """Compare the CRC32, which costs little beside reading, if the file has one.
 
         Raises:
             DigestMismatch: it differs; names the tensor and both values.
         """
 
-    def check_sha256(self, view: memoryview) -> None:
+    def check_sha256(self, parts: Iterable[bytes | memoryview]) -> None:
         """Compare the SHA-256, which takes several times as long as reading.
 
         Raises:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from typing import NoReturn
 
 from warmshelf.errors import MalformedArtifact
+from warmshelfd import stopping
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _MARKS = {mark: re.compile(rb"[ \t\n\r]*" + re.escape(mark)) for mark in (b"{", b"}", b"[", b"]", b":", b",")}
@@ -51,6 +52,7 @@ class StrictJson:
         if self._skip_if(b"}"):
             return
         while True:
+            stopping.check()
             at = self.at
             key = self.string(key_bytes_max)
             if key in known:

@@ -11,6 +11,7 @@ memory. It releases the interpreter's lock, as hashlib does.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isal import isal_zlib
@@ -34,18 +35,21 @@ class HashedTensor:
     sha256: bytes
     prefix: bytes
 
-    def check_crc32(self, view: memoryview) -> None:
+    def check_crc32(self, parts: Iterable[bytes | memoryview]) -> None:
         """Raise DigestMismatch unless the tensor's bytes have the CRC32 that the file says."""
         if self.crc32 is None:
             return
-        actual = isal_zlib.crc32(view, isal_zlib.crc32(self.prefix))
+        actual = isal_zlib.crc32(self.prefix)
+        for part in parts:
+            actual = isal_zlib.crc32(part, actual)
         if actual != self.crc32:
             raise self._mismatch("CRC32", f"{self.crc32:08x}", f"{actual:08x}")
 
-    def check_sha256(self, view: memoryview) -> None:
+    def check_sha256(self, parts: Iterable[bytes | memoryview]) -> None:
         """Raise DigestMismatch unless the tensor's bytes have the SHA-256 that the file says."""
         hasher = hashlib.sha256(self.prefix)
-        hasher.update(view)
+        for part in parts:
+            hasher.update(part)
         if hasher.digest() != self.sha256:
             raise self._mismatch("SHA-256", self.sha256.hex(), hasher.hexdigest())
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 from warmshelf.dtypes import Dtype, size_bytes
 from warmshelf.errors import MalformedArtifact, UnsupportedDtype, UnsupportedFormat
+from warmshelfd import stopping
 from warmshelfd.domain.extents import TensorEntry
 from warmshelfd.formats.base import Files, FormatLimits
 from warmshelfd.formats.pickled import refuse_pickled
@@ -124,6 +125,7 @@ class Index:
         """
         fields = Fields(self.data, self.file, "its index")
         for _ in range(self.tensor_count):
+            stopping.check()
             yield self._row(fields)
         if not fields.only_zeros_follow():
             raise malformed(

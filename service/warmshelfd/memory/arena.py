@@ -9,6 +9,7 @@ All of it blocks and may be called from several threads.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -39,6 +40,8 @@ DIRECTORY_MODE = 0o700
 LOADING_MODE = 0o600
 _PIN_THREADS = 2
 """How many lock a segment's pages: on 4 KiB pages it is a tenth of a load, and two share it."""
+
+_NO_INODE = ", not for want of bytes: the file system has no inode left for one more file (nr_inodes of its mount)"
 
 _LOADING_NAME = re.compile(r"\.[0-9a-f]{32}\.loading")
 
@@ -127,12 +130,14 @@ class Arena:
         ``layout`` names the segment; its sizes may be missing there, the header has them.
 
         Raises:
-            ArenaFull: the file system has no room for one more file.
+            ArenaFull: the file system has no room for one more file; says whether it is for want of inodes.
         """
         sections = outline(plan, len(layout), manifest_bytes_max, self.page_size_bytes)
         try:
             file = _create(self.volume.directory_fd, loading_name(segment_id), sections.size_bytes)
         except OSError as error:
+            if error.errno == errno.ENOSPC and not self.volume.has_inodes():
+                raise reservation.not_given(sections.size_bytes, _NO_INODE) from error
             raise room_error(error, reservation, sections.size_bytes) from error
         if self.volume.is_hugetlb:  # there, mapping a file takes its pages from what is free
             reservation.allocate(sections.size_bytes)

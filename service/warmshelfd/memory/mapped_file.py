@@ -12,6 +12,8 @@ import signal
 import threading
 from stat import S_ISREG
 
+import crc32c
+
 from warmshelf.errors import SegmentCorrupt
 from warmshelfd.memory.pages import forbid_writing
 
@@ -21,6 +23,7 @@ _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _ASKING = threading.Lock()  # held while we have a lease: two threads would take each other's away
 
 _WRITE_BITS = 0o222
+_CRC_STEP_BYTES = 1 << 20
 _STAT_BLOCK_BYTES = 512
 
 
@@ -72,6 +75,35 @@ class MappedFile:
         if self._map is None:
             raise ValueError("the file is not mapped")
         return self._map
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return a range of the file. Works while it is open, mapped or not.
+
+        Raises:
+            SegmentCorrupt: the file ends before the range does: somebody has cut it.
+        """
+        part = os.pread(self._fd, end - start, start)
+        if len(part) == end - start:  # so it is, but for ranges of gigabytes
+            return part
+        parts, at = [part], start + len(part)
+        while at < end:
+            part = os.pread(self._fd, end - at, at)
+            if not part:
+                raise SegmentCorrupt(
+                    f"the file of a segment ends at byte {at}, byte {end - 1} is to be read: somebody has cut it",
+                    size_bytes=at,
+                    expected_bytes=end,
+                )
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
+
+    def crc(self, start: int, end: int) -> int:
+        """Return the CRC32C of a range; errors as ``read``."""
+        crc = 0
+        for at in range(start, end, _CRC_STEP_BYTES):
+            crc = crc32c.crc32c(self.read(at, min(at + _CRC_STEP_BYTES, end)), crc)
+        return crc
 
     def view(self) -> memoryview:
         """Return a view of the whole file; its holder can write while the file is being written.

@@ -41,6 +41,7 @@ SEALED_MODE = 0o440
 """Nobody writes; workers of other users read if they share the group."""
 
 _SECTION_ALIGN_BYTES = 64
+_CRC_BYTES = 4
 _OUT_OF_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT})
 _NO_SEGMENT = frozenset({errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR, errno.EACCES})
 
@@ -66,17 +67,18 @@ def outline(plan: SegmentPlan, layout_bytes: int, manifest_bytes_max: int, page_
     """Place the sections of a segment one after another and round its size up to whole pages."""
     data = Section(HEADER_BYTES, max(plan.data_end - HEADER_BYTES, 0))
     layout = Section(round_up(data.end, _SECTION_ALIGN_BYTES), layout_bytes)
-    blocks = Section(round_up(layout.end, _SECTION_ALIGN_BYTES), 4 * block_count(data))
+    blocks = Section(round_up(layout.end, _SECTION_ALIGN_BYTES), _CRC_BYTES * block_count(data))
     manifest_offset = round_up(blocks.end, _SECTION_ALIGN_BYTES)
     size = round_up(manifest_offset + manifest_bytes_max, page_size_bytes)
     return Outline(data, layout, blocks, manifest_offset, manifest_bytes_max, size)
 
 
 class Segment:
-    """A sealed segment, mapped read-only.
+    """A sealed segment.
 
-    Its properties that give bytes give views of the mapping: who keeps one keeps
-    the bytes in memory, also after ``close``.
+    Its bytes are read from the file and never through the mapping, which is there to lock
+    its pages: whoever runs as our own user can cut the file, and reading a mapping behind
+    the file's end is a signal that ends the daemon, where reading the file is an error.
     """
 
     def __init__(self, file: MappedFile, header: SegmentHeader, *, checked: bool) -> None:
@@ -125,20 +127,24 @@ class Segment:
             raise ValueError(f"segment {self.segment_id} is closed")
         return self._file
 
-    @property
-    def view(self) -> memoryview:
-        """The whole file, read-only; offsets in the layout count from its start."""
-        return self.file.view()
+    def read(self, start: int, end: int) -> bytes:
+        """Return a range of the file; offsets in the layout count from its start.
+
+        Raises:
+            SegmentCorrupt: somebody has cut the file.
+            ValueError: the segment is closed.
+        """
+        return self.file.read(start, end)
 
     @property
-    def layout_bytes(self) -> memoryview:
+    def layout_bytes(self) -> bytes:
         """The encoded layout, as it was given to the writer."""
         return self._section(self.header.layout)
 
-    @property
-    def block_crcs(self) -> memoryview:
-        """The stored CRC of every block, as unsigned integers."""
-        return self._section(self.header.blocks).cast("I")
+    def block_crc(self, index: int) -> int:
+        """Return the stored CRC of a block."""
+        start = self.header.blocks.offset + _CRC_BYTES * index
+        return int.from_bytes(self.read(start, start + _CRC_BYTES), "little")
 
     @property
     def layout(self) -> Layout:
@@ -149,8 +155,7 @@ class Segment:
         Raises:
             SegmentCorrupt: it is not a layout of this segment.
         """
-        with self.layout_bytes as raw:
-            return _decode_layout(bytes(raw), self.header)
+        return _decode_layout(self.layout_bytes, self.header)
 
     @property
     def manifest(self) -> manifest_pb2.Manifest:
@@ -159,36 +164,34 @@ class Segment:
         Raises:
             SegmentCorrupt: it is not a manifest.
         """
-        with self._section(self.header.manifest) as raw:
-            try:
-                return manifest_pb2.Manifest.FromString(bytes(raw))
-            except DecodeError as error:
-                raise SegmentCorrupt("the segment's manifest cannot be decoded") from error
+        try:
+            return manifest_pb2.Manifest.FromString(self._section(self.header.manifest))
+        except DecodeError as error:
+            raise SegmentCorrupt("the segment's manifest cannot be decoded") from error
 
     def check_blocks(self, threads: int, cancelled: Callable[[], bool]) -> None:
         """Compute the CRC of every block and compare it with the stored one; then it is checked.
 
         Raises:
-            SegmentCorrupt: a block has another; names it.
+            SegmentCorrupt: a block has another, or the file is cut; names it.
             LoadCancelled: ``cancelled`` said so.
         """
-        data = self.header.data
-        with self.view as view, self.block_crcs as crcs:
+        data, file = self.header.data, self.file
+        crcs = memoryview(self._section(self.header.blocks)).cast("I")
 
-            def check(part: tuple[int, int], failed: Callable[[], bool]) -> None:
-                for index, start, end in blocks_in(data, *part):
-                    if failed():
-                        return
-                    if cancelled():
-                        raise LoadCancelled(f"checking segment {self.segment_id} was stopped")
-                    with view[start:end] as block:
-                        _check_block(index, start, crcs[index], crc32c.crc32c(block))
+        def check(part: tuple[int, int], failed: Callable[[], bool]) -> None:
+            for index, start, end in blocks_in(data, *part):
+                if failed():
+                    return
+                if cancelled():
+                    raise LoadCancelled(f"checking segment {self.segment_id} was stopped")
+                _check_block(index, start, crcs[index], crc32c.crc32c(file.read(start, end)))
 
-            take_in_turn(list(ranges(0, data.end, PART_BYTES)), check, threads)
+        take_in_turn(list(ranges(0, data.end, PART_BYTES)), check, threads)
         self.checked = True
 
     def close(self) -> None:
-        """Drop the mapping. Idempotent; views that others still hold stay valid."""
+        """Drop the mapping. Idempotent."""
         if self._file is not None:
             self.detach().close()
 
@@ -197,8 +200,8 @@ class Segment:
         file, self._file = self.file, None
         return file
 
-    def _section(self, section: Section) -> memoryview:
-        return self.view[section.offset : section.end]
+    def _section(self, section: Section) -> bytes:
+        return self.read(section.offset, section.end)
 
 
 def _not_opened(error: OSError, name: str) -> WarmshelfError:
@@ -209,20 +212,18 @@ def _not_opened(error: OSError, name: str) -> WarmshelfError:
 def _read_header(file: MappedFile, segment_id: str) -> SegmentHeader:
     if file.size_bytes < HEADER_BYTES:
         raise SegmentCorrupt(f"segment {segment_id} has {file.size_bytes} bytes, less than a header")
-    with file.view() as view:
-        header = parse_header(bytes(view[:HEADER_BYTES]), file.size_bytes)
-        if header.segment_id != segment_id:
-            raise SegmentCorrupt(f"the file of segment {segment_id} holds segment {header.segment_id}")
-        if header.size_bytes != file.size_bytes:
-            raise SegmentCorrupt(
-                f"segment {segment_id} has {file.size_bytes} bytes, its header says {header.size_bytes}",
-                size_bytes=file.size_bytes,
-                expected_bytes=header.size_bytes,
-            )
-        for what, section in (("layout", header.layout), ("blocks", header.blocks), ("manifest", header.manifest)):
-            with view[section.offset : section.end] as raw:
-                if crc32c.crc32c(raw) != section.crc:
-                    raise SegmentCorrupt(f"the {what} section of segment {segment_id} has another CRC than stored")
+    header = parse_header(file.read(0, HEADER_BYTES), file.size_bytes)
+    if header.segment_id != segment_id:
+        raise SegmentCorrupt(f"the file of segment {segment_id} holds segment {header.segment_id}")
+    if header.size_bytes != file.size_bytes:
+        raise SegmentCorrupt(
+            f"segment {segment_id} has {file.size_bytes} bytes, its header says {header.size_bytes}",
+            size_bytes=file.size_bytes,
+            expected_bytes=header.size_bytes,
+        )
+    for what, section in (("layout", header.layout), ("blocks", header.blocks), ("manifest", header.manifest)):
+        if file.crc(section.offset, section.end) != section.crc:
+            raise SegmentCorrupt(f"the {what} section of segment {segment_id} has another CRC than stored")
     return header
 
 
@@ -297,12 +298,11 @@ class SegmentWriter:
         """What the segment holds."""
         return self._plan.tensors
 
-    @property
-    def data(self) -> memoryview:
-        """The whole segment as it is so far, read-only; release it before ``finish``."""
+    def read(self, start: int, end: int) -> memoryview:
+        """Return a range of what has been filled, read-only; release it before ``finish``."""
         if not self._filled:
             raise Internal(f"segment {self.segment_id} is not filled")
-        return self._file.view().toreadonly()
+        return self._file.view().toreadonly()[start:end]
 
     def fill(
         self,

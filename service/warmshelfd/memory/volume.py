@@ -74,6 +74,11 @@ class Volume:
         taken = self._huge_pages("resv_hugepages") if self.is_hugetlb else 0
         return self._within_huge_pages(stat.f_bavail * stat.f_frsize, stat.f_blocks, "free_hugepages", taken)
 
+    def has_inodes(self) -> bool:
+        """Say whether one more file can be made; yes where the file system does not count them."""
+        stat = os.statvfs(self.directory_fd)
+        return not stat.f_files or stat.f_favail > 0
+
     def _within_huge_pages(self, said_bytes: int, said_blocks: int, counter: str, taken: int = 0) -> int:
         """Return what statvfs said, for hugetlbfs bounded by the node's pages.
 

@@ -20,14 +20,15 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from warmshelf.errors import DaemonInUse, Internal, InvalidConfig, RegistryUnavailable, WarmshelfError
+from warmshelf.errors import Internal, RegistryUnavailable, WarmshelfError
 from warmshelf.types import Alias
 from warmshelfd.registry import aliases
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
+from warmshelfd.registry.sqlite_file import RegistryFile
 
-SCHEMA = 1
-"""The file's ``user_version``. A file of a newer schema is refused and not touched."""
+LOOK_SECONDS = 5.0
+"""How often the file is looked at while nothing is written."""
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class SqliteRegistry(Registry):
 
     def _run(self, opened: Future[None]) -> None:
         try:
-            connection = _open(self._path)
+            file = RegistryFile(self._path)
         except BaseException as error:  # noqa: BLE001 - it is raised where the registry is opened
             opened.set_exception(error)
             return
@@ -127,34 +128,48 @@ class SqliteRegistry(Registry):
         last = False
         while not last:
             queued = self._next_jobs()
-            last = queued[-1] is None
-            if jobs := [job for job in queued if job]:
-                self._commit(connection, jobs)
-        connection.close()
+            last = None in queued
+            self._commit(file, [job for job in queued if job])
+        file.close()
 
     def _next_jobs(self) -> list[_Job | None]:
-        """Wait for a job, and return it with all that have queued up behind it."""
-        jobs = [self._jobs.get()]
+        """Wait for a job, and return it with all that have queued up behind it; none if it is time to look."""
+        jobs: list[_Job | None] = []
         with suppress(Empty):
+            jobs.append(self._jobs.get(timeout=LOOK_SECONDS))
             while True:
                 jobs.append(self._jobs.get_nowait())
         return jobs
 
-    def _commit(self, connection: sqlite3.Connection, jobs: Sequence[_Job]) -> None:
-        """Do the jobs in one transaction, and tell everybody how it went."""
+    def _commit(self, file: RegistryFile, jobs: Sequence[_Job]) -> None:
+        """Look at the file, do the jobs in one transaction, and tell everybody how it went."""
         try:
-            connection.execute("BEGIN")
-            results = [job.work(connection) for job in jobs]
-            connection.execute("COMMIT")
+            file.check()
+            results = _in_one_transaction(file.connection, jobs)
+        except RegistryUnavailable as error:
+            for job in jobs:
+                _tell(job, error=error)
         except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
-            with suppress(sqlite3.Error):
-                connection.rollback()
             _log.error("registry %s: %s", self._path, error)  # its path is no business of callers
             for job in jobs:
                 _tell(job, error=RegistryUnavailable(f"the registry: {error}"))
         else:
             for job, result in zip(jobs, results, strict=True):
                 _tell(job, result)
+
+
+def _in_one_transaction(connection: sqlite3.Connection, jobs: Sequence[_Job]) -> list[Any]:
+    if not jobs:
+        return []
+    try:
+        connection.execute("BEGIN")
+        results = [job.work(connection) for job in jobs]
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.rollback()
+        raise
+    return results
 
 
 def _tell(job: _Job, result: Any = None, error: WarmshelfError | None = None) -> None:
@@ -169,77 +184,6 @@ def _settle(done: asyncio.Future[Any], result: Any, error: WarmshelfError | None
         done.set_result(result)
     else:
         done.set_exception(error)
-
-
-# --- the file ----------------------------------------------------------------
-
-
-def _open(path: str) -> sqlite3.Connection:
-    try:
-        _make_file(path)
-        connection = sqlite3.connect(path, timeout=0, isolation_level=None)
-    except (OSError, sqlite3.Error) as error:
-        raise InvalidConfig(f"registry {path} cannot be opened: {error}", path=path) from error
-    try:
-        _prepare(connection, path)
-    except sqlite3.Error as error:
-        connection.close()
-        if "locked" in str(error):
-            raise DaemonInUse(f"registry {path} is in use by another process", path=path) from error
-        raise InvalidConfig(f"registry {path} is not usable: {error}; {_ADVICE}", path=path) from error
-    except WarmshelfError:
-        connection.close()
-        raise
-    return connection
-
-
-_ADVICE = "move it away to begin with an empty one"
-
-
-def _make_file(path: str) -> None:
-    """Make what is missing of the file and its directories, for its owner only."""
-    directory = os.path.dirname(path)
-    missing = []
-    while not os.path.isdir(directory):
-        missing.append(directory)
-        directory = os.path.dirname(directory)
-    for directory in reversed(missing):
-        with suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
-    with suppress(FileExistsError):  # not opened then: closing a second descriptor would drop SQLite's locks
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-
-
-def _prepare(connection: sqlite3.Connection, path: str) -> None:
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-    fault = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if fault != "ok":
-        raise InvalidConfig(f"registry {path} is damaged: {fault}; {_ADVICE}", path=path)
-    schema = _schema(connection, path)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    if schema == 0:
-        connection.execute("BEGIN")
-        connection.execute("CREATE TABLE registrations (artifact_id TEXT NOT NULL PRIMARY KEY, record TEXT NOT NULL)")
-        connection.execute(f"PRAGMA user_version = {SCHEMA}")
-        connection.execute("COMMIT")
-    connection.text_factory = bytes  # a record that is not even text must not hide the others
-
-
-def _schema(connection: sqlite3.Connection, path: str) -> int:
-    """Return the file's schema; 0 if it is new."""
-    schema = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if schema > SCHEMA:
-        raise InvalidConfig(
-            f"registry {path} was written by a newer release: schema {schema}, this one knows up to {SCHEMA}",
-            path=path,
-            schema_number=schema,
-            schema_number_max=SCHEMA,
-        )
-    if (schema == 0) != (tables == 0):
-        raise InvalidConfig(f"{path} is an SQLite file, but no registry; {_ADVICE}", path=path)
-    return schema
 
 
 def _load_all(connection: sqlite3.Connection) -> list[Registration]:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from warmshelf._status import STATUS_METADATA_KEY, error_to_status
 from warmshelf.errors import (
@@ -27,6 +28,7 @@ from warmshelf.errors import (
     DeadlineExceeded,
     Internal,
     InvalidId,
+    InvalidRequest,
     NotImplementedHere,
     StreamStalled,
     WarmshelfError,
@@ -85,7 +87,7 @@ class Guard(grpc.aio.ServerInterceptor):
         guarded = wrap(call, rpc, counted)
         return make(  # type: ignore[no-any-return]
             guarded,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_or_garbage(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
@@ -96,7 +98,7 @@ class Guard(grpc.aio.ServerInterceptor):
             self.calls += counted
             try:
                 with self._observed(rpc, request, context):
-                    return await call(request, context)
+                    return await call(_readable(request), context)
             except Exception as error:  # noqa: BLE001 - this is the edge
                 await _abort(context, error)
             finally:
@@ -109,16 +111,18 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def guarded(request: Any, context: _Context) -> AsyncIterator[Any]:
             self.calls += counted
-            messages = call(request, context)
+            messages: Any = None
             try:
                 with self._observed(rpc, request, context):
+                    messages = call(_readable(request), context)
                     async for message in messages:
                         yield message
             except Exception as error:  # noqa: BLE001 - this is the edge
                 await _abort(context, error)
             finally:
                 self.calls -= counted
-                await messages.aclose()  # type: ignore[attr-defined]  # handlers are generators
+                if messages is not None:
+                    await messages.aclose()
 
         return guarded
 
@@ -149,6 +153,28 @@ class Guard(grpc.aio.ServerInterceptor):
             duration_seconds=round(seconds, 6),
             **{name: text for name, text in optional.items() if text},
         )
+
+
+class _Garbage:
+    """What stands for a request whose bytes are none."""
+
+
+def _or_garbage(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """Read a request so that gRPC does not see it fail: it would answer UNKNOWN, and log where."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data) if deserialize else data
+        except DecodeError:
+            return _Garbage()
+
+    return read
+
+
+def _readable(request: Any) -> Any:
+    if isinstance(request, _Garbage):
+        raise InvalidRequest("the bytes of the request are no message of this call")
+    return request
 
 
 def _rpc(path: str, handler: _Handler) -> Rpc:

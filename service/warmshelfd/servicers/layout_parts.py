@@ -7,7 +7,7 @@ fields of a message may come in any order and messages are joined by joining byt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from warmshelf._frame import varint
 from warmshelf.errors import SegmentCorrupt
@@ -18,28 +18,33 @@ _TENSOR_TAG = 0x1A  # Layout.tensors: field 3, length-delimited
 _SEGMENT_TAG = 0x12  # Layout.segments: field 2, length-delimited
 _FRAME_BYTES_MAX = 11  # a tag and the longest varint
 
+_PIECE_BYTES = 64 << 10
+"""What is read at a time: some hundred tensors."""
+
 
 def layout_parts(
-    raw: memoryview, segment: artifact_pb2.Segment, generation: int, part_bytes_max: int
+    read: Callable[[int, int], bytes],
+    size: int,
+    segment: artifact_pb2.Segment,
+    generation: int,
+    part_bytes_max: int,
 ) -> Iterator[bytes]:
-    """Return encoded ReadLayoutResponses: the segment in the first, the tensors of ``raw`` in their order.
+    """Return encoded ReadLayoutResponses: the segment in the first, the tensors of a layout in their order.
 
-    ``raw`` is a segment's own layout; the segment it names lacks sizes, so ``segment`` stands for it.
+    ``read`` gives ranges of a segment's own layout, which has ``size`` bytes; the segment it names lacks
+    sizes, so ``segment`` stands for it.
 
     Raises:
-        SegmentCorrupt: ``raw`` is no layout that a daemon wrote.
+        SegmentCorrupt: it is no layout that a daemon wrote.
     """
     part = bytearray(artifact_pb2.Layout(generation=generation, segments=[segment]).SerializeToString())
     head = artifact_pb2.Layout(generation=generation).SerializeToString()
-    at = 0
-    while at < len(raw):
-        end = _field_end(raw, at)
-        if raw[at] == _TENSOR_TAG:
-            if len(part) + end - at + _FRAME_BYTES_MAX > part_bytes_max and len(part) > len(head):
+    for field in _fields(read, size):
+        if field[0] == _TENSOR_TAG:
+            if len(part) + len(field) + _FRAME_BYTES_MAX > part_bytes_max and len(part) > len(head):
                 yield _response(part)
                 part = bytearray(head)
-            part += raw[at:end]
-        at = end
+            part += field
     yield _response(part)
 
 
@@ -47,14 +52,28 @@ def _response(layout: bytes | bytearray) -> bytes:
     return b"".join((_LAYOUT_IN_RESPONSE, varint(len(layout)), layout))
 
 
-def _field_end(raw: memoryview, at: int) -> int:
-    """Return where the length-delimited field at this place ends."""
-    if raw[at] not in (_TENSOR_TAG, _SEGMENT_TAG):
-        raise SegmentCorrupt(f"the segment's layout has an unknown field at byte {at}")
+def _fields(read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
+    """Yield one field after another, reading a piece at a time: a layout may have tens of megabytes."""
+    at, want = 0, _PIECE_BYTES
+    while at < size:
+        piece = read(at, min(at + want, size))
+        start, end = 0, _field_end(piece, 0)
+        while end <= len(piece):
+            yield piece[start:end]
+            start, end = end, _field_end(piece, end)
+        if start == 0 and at + len(piece) == size:
+            raise SegmentCorrupt(f"the segment's layout is cut at byte {at}")
+        at, want = at + start, _PIECE_BYTES if start else max(end, 2 * want)
+
+
+def _field_end(raw: bytes, at: int) -> int:
+    """Return where the length-delimited field at this place ends; behind ``raw`` if that is cut in its head."""
+    if at < len(raw) and raw[at] not in (_TENSOR_TAG, _SEGMENT_TAG):
+        raise SegmentCorrupt("the segment's layout has an unknown field")
     size = shift = 0
     for start in range(at + 1, min(at + _FRAME_BYTES_MAX, len(raw))):
         size |= (raw[start] & 0x7F) << shift
         shift += 7
         if raw[start] < 0x80:  # noqa: PLR2004 - the last byte of a varint
             return start + 1 + size
-    raise SegmentCorrupt(f"the segment's layout is cut at byte {at}")
+    return max(len(raw), at) + 1

@@ -10,14 +10,15 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import crc32c
 import grpc
 
 from warmshelf._frame import frame_head
-from warmshelf.errors import InvalidRequest, OffsetOutOfRange, SegmentNotFound, StreamStalled
-from warmshelf.segment import BLOCK_BYTES, block_range
+from warmshelf.errors import InvalidRequest, OffsetOutOfRange, SegmentCorrupt, SegmentNotFound, StreamStalled
+from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
 from warmshelf.shard import SLICES_MAX
 from warmshelf.v1 import artifact_pb2, transfer_pb2
 from warmshelfd import failpoints
@@ -110,8 +111,9 @@ class TransferServicer:
             outline = artifact_pb2.Segment(
                 segment_id=header.segment_id, size_bytes=header.size_bytes, content_size_bytes=header.content_size_bytes
             )
-            size = self._flight.small_chunk_bytes
-            for part in layout_parts(segment.layout_bytes, outline, record.generation, size):
+            place, part_bytes_max = header.layout, self._flight.small_chunk_bytes
+            read = partial(_read_section, segment, place)
+            for part in layout_parts(read, place.size, outline, record.generation, part_bytes_max):
                 await self._write(context, part, 0)
 
     @contextmanager
@@ -123,6 +125,9 @@ class TransferServicer:
             segment = self._shelf.residency.begin_stream(segment_id)
             try:
                 yield segment
+            except SegmentCorrupt as error:
+                self._shelf.withdraw_bytes(segment_id, error)
+                raise
             finally:
                 self._shelf.residency.end_stream(segment_id)
         finally:
@@ -185,14 +190,22 @@ def checked_range(offset: int, limit: int, size: int) -> tuple[int, int]:
 
 
 def chunk(segment: Segment, start: int, stop: int) -> bytes:
-    """Return one framed chunk of a segment."""
-    view = segment.view[start:stop]
-    return b"".join((frame_head(start, _crc(segment, start, stop, view), stop - start), view))
+    """Return one framed chunk of a segment.
+
+    Raises:
+        SegmentCorrupt: somebody has cut the segment's file.
+    """
+    data = segment.read(start, stop)
+    return b"".join((frame_head(start, _crc(segment, start, stop, data), stop - start), data))
 
 
-def _crc(segment: Segment, start: int, stop: int, view: memoryview) -> int:
+def _read_section(segment: Segment, section: Section, start: int, end: int) -> bytes:
+    return segment.read(section.offset + start, section.offset + end)
+
+
+def _crc(segment: Segment, start: int, stop: int, chunk_bytes: bytes) -> int:
     data = segment.header.data
     index = start // BLOCK_BYTES - data.offset // BLOCK_BYTES
-    if 0 <= index < len(segment.block_crcs) and block_range(data, index) == (start, stop):
-        return int(segment.block_crcs[index])
-    return int(crc32c.crc32c(view))
+    if 0 <= index < block_count(data) and block_range(data, index) == (start, stop):
+        return segment.block_crc(index)
+    return int(crc32c.crc32c(chunk_bytes))

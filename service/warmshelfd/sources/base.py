@@ -10,8 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
+from warmshelfd import stopping
+
 Range = tuple[str, int, int]
 """A part of one file: its name, where it begins, how many bytes it has."""
+
+READ_STEP_BYTES = 8 << 20
+"""Read this much between two looks at whether anybody still wants it."""
 
 
 class OpenSource(ABC):
@@ -54,7 +59,10 @@ class OpenSource(ABC):
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Return ``size`` bytes of a file; errors as ``read_into``."""
         buffer = bytearray(size)
-        self.read_into(name, offset, memoryview(buffer))
+        with memoryview(buffer) as view:
+            for start in range(0, size, READ_STEP_BYTES) or (0,):  # also an empty read says whether the file is there
+                stopping.check()
+                self.read_into(name, offset + start, view[start : start + READ_STEP_BYTES])
         return bytes(buffer)
 
     def expect(self, ranges: Iterable[Range]) -> None:  # noqa: B027 - most sources have no use for it

@@ -1,0 +1,113 @@
+{{- /* The daemon's container, less what the modes differ in: its volumes for arena and state. */ -}}
+{{- define "warmshelf.daemon" -}}
+image: {{ include "warmshelf.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args:
+  - --listen=unix:///run/warmshelf/api.sock
+  - --arena={{ include "warmshelf.arenaDirectory" . }}
+  - --budget={{ include "warmshelf.daemonSize" .Values.arena.budget }}
+  - --adapter-floor={{ include "warmshelf.daemonSize" .Values.arena.adapterFloor }}
+  - --registry=sqlite:///var/lib/warmshelf/registry.sqlite
+  - --http={{ .Values.http.host }}:{{ .Values.http.port }}
+  - --pin={{ .Values.pin }}
+  - --log-format={{ .Values.logFormat }}
+{{- range .Values.allowSource }}
+  - --allow-source={{ . }}
+{{- end }}
+{{- range .Values.preload }}
+  - --preload={{ . }}
+{{- end }}
+{{- if .Values.declare }}
+  - --declare=/etc/warmshelf/declare.toml
+{{- end }}
+{{- if .Values.config }}
+  - --config=/etc/warmshelf/warmshelf.toml
+{{- end }}
+env:
+  - name: WARMSHELF_RESERVE_BYTES
+    value: {{ include "warmshelf.daemonSize" .Values.arena.reserve }}
+{{- with .Values.extraEnv }}
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- with .Values.extraEnvFrom }}
+envFrom:
+{{ toYaml . | indent 2 }}
+{{- end }}
+ports:
+  - name: warmshelf-http
+    containerPort: {{ .Values.http.port }}
+# Listening, not loaded: what starts next may begin while the preload goes on.
+startupProbe:
+  httpGet: {path: /startupz, port: warmshelf-http}
+  periodSeconds: 1
+  timeoutSeconds: 2
+  failureThreshold: 120
+readinessProbe:
+  httpGet: {path: /readyz, port: warmshelf-http}
+  periodSeconds: 5
+  timeoutSeconds: 2
+livenessProbe:
+  httpGet: {path: /livez, port: warmshelf-http}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+resources:
+{{ include "warmshelf.resources" . | trim | indent 2 }}
+securityContext:
+{{ include "warmshelf.containerSecurity" . | indent 2 }}
+{{- if .Values.ipcLock }}
+    add: [IPC_LOCK]
+{{- end }}
+{{- end }}
+
+{{- define "warmshelf.arenaDirectory" -}}
+{{- ternary "/run/warmshelf-huge/arena" "/run/warmshelf/arena" (eq .Values.arena.medium "HugePages-2Mi") -}}
+{{- end }}
+
+{{- /* `capabilities` stays last: the daemon may add one. */ -}}
+{{- define "warmshelf.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+{{ include "warmshelf.runAs" . }}
+seccompProfile:
+  type: RuntimeDefault
+{{- with .Values.seLinuxLevel }}
+seLinuxOptions:
+  level: {{ . }}
+{{- end }}
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "warmshelf.runAs" -}}
+runAsUser: {{ .Values.user.uid }}
+runAsGroup: {{ .Values.user.gid }}
+runAsNonRoot: {{ ne (int .Values.user.uid) 0 }}
+{{- end }}
+
+{{- define "warmshelf.extraVolumeMounts" -}}
+- name: warmshelf-tmp
+  mountPath: /tmp
+{{- if or .Values.declare .Values.config }}
+- name: warmshelf-config
+  mountPath: /etc/warmshelf
+  readOnly: true
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "warmshelf.extraVolumes" -}}
+- name: warmshelf-tmp
+  emptyDir:
+    sizeLimit: 64Mi
+{{- if or .Values.declare .Values.config }}
+- name: warmshelf-config
+  configMap:
+    name: {{ include "warmshelf.fullname" . }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

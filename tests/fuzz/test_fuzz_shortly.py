@@ -1,0 +1,41 @@
+"""Every fuzz target for some seconds: enough to see what a change breaks. ``make fuzz`` tries longer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fuzz.__main__ import TARGETS, fuzz
+from fuzz.oracle import MEMORY_BYTES, Oracle, TookTooMuch
+
+SECONDS = 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="atheris has no wheel for Python 3.10")
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_is_found_in_some_seconds(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fuzz(name, SECONDS, tmp_path / "corpus", str(tmp_path)), capsys.readouterr().out
+    assert int(capsys.readouterr().out.split()[1]) > 100
+
+
+def test_the_oracle_sees_other_errors_and_too_much_memory() -> None:
+    class Refused(Exception):  # noqa: N818
+        pass
+
+    def run(data: bytes) -> None:
+        if data == b"typed":
+            raise Refused
+        if data == b"bug":
+            raise KeyError(data)
+        if data == b"greedy":
+            bytearray(MEMORY_BYTES + 1000)
+
+    oracle = Oracle(run, (Refused,))
+    oracle(b"typed")
+    oracle.measure([b"typed", b"fine"])
+    with pytest.raises(KeyError):
+        oracle(b"bug")
+    with pytest.raises(TookTooMuch):
+        oracle.measure([b"greedy"])
