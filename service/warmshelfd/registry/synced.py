@@ -65,12 +65,14 @@ def load_known(connection: sqlite3.Connection) -> dict[str, Known]:
 
 def remember(connection: sqlite3.Connection, known: Mapping[str, Known]) -> None:
     """Keep rows."""
+    connection.execute(TABLE)  # the file may have been made anew meanwhile
     rows = [(artifact_id, one.revision, one.essence, one.digest, one.conflict) for artifact_id, one in known.items()]
     connection.executemany("REPLACE INTO synced VALUES (?, ?, ?, ?, ?)", rows)
 
 
 def forget(connection: sqlite3.Connection, ids: Sequence[str]) -> None:
     """Drop rows."""
+    connection.execute(TABLE)
     connection.executemany("DELETE FROM synced WHERE artifact_id = ?", [(artifact_id,) for artifact_id in ids])
 
 
