@@ -58,7 +58,10 @@ def test_of_two_nodes_that_register_an_id_at_once_with_different_specs_exactly_o
     for tag, path in enumerate(sources):
         write_model(path, tag, size=4096)
     nodes = [fleet.node(), fleet.node()]
-    fleet.agree()
+    for number, node in enumerate(nodes):  # Redis is in reach of each
+        with node.connect() as shelf:
+            shelf.register(f"acme/of-{number}", source=str(sources[0]))
+    fleet.agree("acme/of-0", "acme/of-1")
 
     def register(number: int, artifact_id: str) -> bool:
         with nodes[number].connect() as shelf:

@@ -231,6 +231,8 @@ class RedisSync:
         with suppress(Empty):
             while True:
                 job = self._jobs.get_nowait()
+                if not job.done.set_running_or_notify_cancel():  # nobody waits any more
+                    continue
                 try:
                     result = job.work(wire)
                 except RedisRefusedError as error:
@@ -253,7 +255,9 @@ class RedisSync:
     def _fail_jobs(self, error: Exception) -> None:
         with suppress(Empty):
             while True:
-                self._jobs.get_nowait().done.set_exception(error)
+                done = self._jobs.get_nowait().done
+                if done.set_running_or_notify_cancel():
+                    done.set_exception(error)
 
     def _lost(self, error: Exception) -> None:
         """Say so, once for each outage."""
