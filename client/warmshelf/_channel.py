@@ -20,6 +20,7 @@ import grpc
 from warmshelf._status import STATUS_METADATA_KEY, error_from_status
 from warmshelf.errors import Cancelled, DaemonUnreachable, DeadlineExceeded, InvalidRequest, WarmshelfError
 from warmshelf.v1 import (
+    alias_pb2_grpc,
     capabilities_pb2_grpc,
     catalog_pb2_grpc,
     lease_pb2_grpc,
@@ -204,6 +205,7 @@ class Connection:
         self._channel = _open_channel(address, tls)
         self._answered = False
         self._closed = False
+        self.aliases: Any = alias_pb2_grpc.AliasServiceStub(self._channel)
         self.catalog: Any = catalog_pb2_grpc.CatalogServiceStub(self._channel)
         self.lease: Any = lease_pb2_grpc.LeaseServiceStub(self._channel)
         self.transfer: Any = transfer_pb2_grpc.TransferServiceStub(self._channel)

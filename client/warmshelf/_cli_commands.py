@@ -12,6 +12,7 @@ from warmshelf import (
     _cli_files,  # noqa: F401 - its commands are there once it is imported
 )
 from warmshelf import _cli_render as render
+from warmshelf._cli_alias import alias_app
 from warmshelf._cli_app import (
     REFUSED_STATUS,
     Address,
@@ -27,6 +28,8 @@ from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.errors import DaemonUnreachable, WarmshelfError
 from warmshelf.types import Artifact
 from warmshelf.v1 import catalog_pb2, lease_pb2
+
+app.add_typer(alias_app(daemon, lambda context: output_of(context, None) is render.Output.JSON), name="alias")
 
 
 @app.command()

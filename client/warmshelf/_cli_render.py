@@ -26,6 +26,7 @@ from warmshelf._wire import change_to_proto
 from warmshelf.errors import Internal, WarmshelfError
 from warmshelf.types import (
     AdapterInspection,
+    Alias,
     Artifact,
     Capacity,
     Change,
@@ -69,7 +70,9 @@ def outcome(one: Registered) -> None:
 
 
 def artifacts(found: Iterable[Artifact]) -> None:
-    """Print one line for each artifact."""
+    """Print one line for each artifact; how far other nodes know it is a column where the registry is shared."""
+    shown = list(found)
+    is_shared = any(artifact.sync is not None for artifact in shown)
     rows = [
         (
             artifact.artifact_id,
@@ -77,12 +80,13 @@ def artifacts(found: Iterable[Artifact]) -> None:
             artifact.state.value,
             size(artifact.size_bytes) if artifact.size_bytes else "-",
             str(artifact.generation),
+            *([artifact.sync.state.value if artifact.sync else "-"] if is_shared else []),
             artifact.spec.base_id or "-",
             artifact.spec.source.uri,
         )
-        for artifact in found
+        for artifact in shown
     ]
-    table(("ID", "KIND", "STATE", "SIZE", "GENERATION", "BASE", "SOURCE"), rows)
+    table(("ID", "KIND", "STATE", "SIZE", "GENERATION", *(["SYNC"] if is_shared else []), "BASE", "SOURCE"), rows)
 
 
 def leases(found: Iterable[LeaseInfo]) -> None:
@@ -165,6 +169,17 @@ def size(size_bytes: int) -> str:
     return f"{size_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def aliases(found: Iterable[Alias]) -> None:
+    """Print one line for each alias."""
+    rows = [(alias.name, alias.artifact_id, _time(alias.history[-1].move_time)) for alias in found]
+    table(("ALIAS", "ID", "SINCE"), rows)
+
+
+def alias_history(alias: Alias) -> None:
+    """Print what an alias meant, the latest first."""
+    table(("ID", "SINCE"), [(move.artifact_id, _time(move.move_time)) for move in reversed(alias.history)])
+
+
 def _facts(artifact: Artifact) -> Iterator[_Row]:
     yield "ID", artifact.artifact_id
     yield "kind", artifact.kind.value
@@ -175,6 +190,8 @@ def _facts(artifact: Artifact) -> Iterator[_Row]:
     yield "pinned", "yes, page-locked" if artifact.pinned else "no"
     yield "kept resident", _yes(artifact.keep_resident)
     yield "followed", _yes(artifact.follow)
+    if artifact.sync is not None:
+        yield "sync", artifact.sync.state.value + (f": {artifact.sync.reason}" if artifact.sync.reason else "")
     yield "registered", _time(artifact.register_time)
     yield "last used", _time(artifact.last_use_time)
     yield from _source_facts(artifact)
@@ -229,6 +246,8 @@ def _change_json(change: Change) -> str:
 def _change_line(change: Change) -> str:
     """Return a line of fixed columns: a table would have to wait for its last row."""
     artifact = change.artifact
+    if change.alias is not None:
+        return _shown(f"{change.sequence:<16}  {'alias':<12}  {change.alias.name} -> {change.artifact_id}")
     state = artifact.state.value if artifact else ""
     generation = str(artifact.generation) if artifact else ""
     line = f"{change.sequence:<16}  {change.kind.value:<12}  {state:<10}  {generation:<10}  {change.artifact_id}"

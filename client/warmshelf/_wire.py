@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from warmshelf._fleet import alias_change, alias_to_proto, sync_from_proto, sync_to_proto
 from warmshelf.errors import Internal, from_wire
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.types import (
@@ -43,7 +44,6 @@ _E = TypeVar("_E", bound=Enum)
 _CAPACITY_FIELDS = tuple(field.name for field in fields(Capacity))  # named alike on both sides
 
 # --- numbers of the wire's enums ----------------------------------------------
-
 
 KIND_NUMBERS: dict[ArtifactKind, Any] = {
     ArtifactKind.UNKNOWN: artifact_pb2.ARTIFACT_KIND_UNSPECIFIED,
@@ -221,6 +221,8 @@ def artifact_to_proto(artifact: Artifact, *, full: bool = True) -> artifact_pb2.
         message.failure.CopyFrom(_failure_to_proto(artifact.failure))
     if artifact.inspection is not None:
         message.inspection.CopyFrom(inspection_to_proto(artifact.inspection, full=full))
+    if artifact.sync is not None:
+        message.sync.CopyFrom(sync_to_proto(artifact.sync))
     return message
 
 
@@ -241,6 +243,7 @@ def artifact_from_proto(message: artifact_pb2.Artifact) -> Artifact:
         last_use_time=_time_from_proto(message, "last_use_time"),
         keep_resident=message.keep_resident,
         follow=message.follow,
+        sync=sync_from_proto(message.sync) if message.HasField("sync") else None,
     )
 
 
@@ -282,6 +285,8 @@ def change_from_proto(message: catalog_pb2.WatchArtifactsResponse) -> Change:
             return Change(message.sequence, ChangeKind.REMOVED, artifact_id=message.removed_artifact_id)
         case "snapshot_complete":
             return Change(message.sequence, ChangeKind.COMPLETE)
+        case "alias":
+            return alias_change(message.sequence, message.alias)
     raise Internal("the other side sent a change that this side does not know")
 
 
@@ -290,6 +295,8 @@ def change_to_proto(change: Change) -> catalog_pb2.WatchArtifactsResponse:
     message = catalog_pb2.WatchArtifactsResponse(sequence=change.sequence)
     if change.artifact is not None:
         message.changed.CopyFrom(artifact_to_proto(change.artifact))
+    elif change.alias is not None:
+        message.alias.CopyFrom(alias_to_proto(change.alias))
     elif change.kind is ChangeKind.REMOVED:
         message.removed_artifact_id = change.artifact_id
     elif change.kind is ChangeKind.COMPLETE:

@@ -85,6 +85,12 @@ class SpecMismatch(_CallerError):
     code = Code.ALREADY_EXISTS
 
 
+class AliasMoved(_CallerError):
+    """The alias means another artifact than the caller expected. Look at it, then decide."""
+
+    code = Code.FAILED_PRECONDITION
+
+
 class SourceNotAllowed(_CallerError):
     """The source is outside the allowed prefixes. Says nothing of what is there."""
 

@@ -178,6 +178,23 @@ class Failure:
     details: dict[str, str] = field(default_factory=dict)
 
 
+class SyncState(Enum):
+    """How far the other nodes of a fleet know of a registration."""
+
+    LOCAL = "local"
+    QUEUED = "queued"
+    PUBLISHED = "published"
+    CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """How far the other nodes of a fleet know of a registration; ``reason`` says what a conflict was about."""
+
+    state: SyncState
+    reason: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """An immutable set of tensors known under one ID, as it is at one moment."""
@@ -196,6 +213,28 @@ class Artifact:
     last_use_time: datetime | None = None
     keep_resident: bool = False
     follow: bool = False
+    sync: Sync | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AliasMove:
+    """Since when an alias meant an artifact."""
+
+    artifact_id: str
+    move_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A name that means an artifact; ``history`` says what it meant, oldest first, and what it means now."""
+
+    name: str
+    history: tuple[AliasMove, ...]
+
+    @property
+    def artifact_id(self) -> str:
+        """What it means now."""
+        return self.history[-1].artifact_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +254,7 @@ class ChangeKind(Enum):
     REMOVED = "removed"
     COMPLETE = "complete"
     STARTED_OVER = "started_over"
+    ALIAS = "alias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,19 +262,22 @@ class Change:
     """What a watch tells of the artifacts known.
 
     CHANGED: one is new or another than before. REMOVED: one is forgotten. COMPLETE: all that are
-    known have been told. STARTED_OVER: changes were missed; forget all that was told, it comes anew.
+    known have been told. ALIAS: one is new or was moved.
+    STARTED_OVER: changes were missed; forget all that was told, it comes anew.
 
     Attributes:
         sequence: the number to go on after; 0 before a COMPLETE.
         kind: what is told.
         artifact: for CHANGED, as it was when it was told.
-        artifact_id: for CHANGED and REMOVED.
+        artifact_id: for CHANGED, REMOVED and, as what it means now, ALIAS.
+        alias: for ALIAS.
     """
 
     sequence: int
     kind: ChangeKind
     artifact: Artifact | None = None
     artifact_id: str = ""
+    alias: Alias | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,19 @@ import logging
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 
 from warmshelf.errors import SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
-from warmshelf.v1 import capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
+from warmshelf.v1 import alias_pb2_grpc, capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
 from warmshelfd import __version__
 from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
 from warmshelfd.domain.leases import LeaseTable
+from warmshelfd.fleet import Fleet
 from warmshelfd.formats.detect import FORMAT_NAMES
 from warmshelfd.hashing import Hashing
 from warmshelfd.inspecting import Sources
@@ -31,9 +33,11 @@ from warmshelfd.opening import open_spool, openers
 from warmshelfd.operating import Operating
 from warmshelfd.pools import LoadThreads, executor
 from warmshelfd.pushing import Pushing
+from warmshelfd.registry.base import Registry
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency
 from warmshelfd.running import log_failure
+from warmshelfd.servicers.alias import AliasServicer
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
 from warmshelfd.servicers.flight import FlightBudget
@@ -43,6 +47,7 @@ from warmshelfd.servicers.push import PushServicer
 from warmshelfd.servicers.transfer import TransferServicer
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
+from warmshelfd.sources.settings import read_secret
 from warmshelfd.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
@@ -74,7 +79,7 @@ class Daemon:
             settings.adapter_floor_bytes(arena.budget_bytes),
             self.metrics,
         )
-        registry = open_registry(settings.registry)
+        registry = _registry(settings, self.metrics)
         loader = Loader(self._sources, residency, registry, _load_threads(settings))
         self._shelf = Shelf(
             catalog=catalog,
@@ -86,6 +91,7 @@ class Daemon:
             on_ready=self._on_ready,
             metrics=self.metrics,
         )
+        self._fleet = Fleet(self._shelf, registry)
         self._hashing = Hashing(self._shelf)
         self._leasing = Leasing(self._shelf, self._hashing)
         # Microseconds since 1970: above whatever number a daemon before this one gave.
@@ -114,6 +120,7 @@ class Daemon:
 
     async def _serve(self) -> None:
         await self._shelf.start()
+        self._fleet.start()
         await self._pushing.start()
         servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
         await servers.start()
@@ -158,6 +165,7 @@ class Daemon:
         capabilities_pb2_grpc.add_CapabilitiesServiceServicer_to_server(
             CapabilitiesServicer(self._capabilities(), self._observing), server
         )
+        alias_pb2_grpc.add_AliasServiceServicer_to_server(AliasServicer(self._shelf.aliases), server)
         push_pb2_grpc.add_PushServiceServicer_to_server(
             PushServicer(self._pushing, self._settings.stall_seconds), server
         )
@@ -231,6 +239,21 @@ def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:
         __version__, pinning=arena.pinning, page_size_bytes=arena.page_size_bytes, budget_bytes=arena.budget_bytes
     )
     return metrics
+
+
+def _registry(settings: Settings, metrics: Metrics) -> Registry:
+    return open_registry(
+        settings.registry,
+        copy_path=settings.registry_copy,
+        credentials=partial(_registry_credentials, settings),
+        ca_file=settings.registry_ca_file,
+        count=metrics.fleet_failed,
+    )
+
+
+def _registry_credentials(settings: Settings) -> tuple[str, bytes]:
+    """Return user and password as they are now: a changed file counts from the next connection on."""
+    return settings.registry_username, read_secret(settings.registry_password) if settings.registry_password else b""
 
 
 def _load_threads(settings: Settings) -> LoadThreads:

@@ -32,7 +32,7 @@ _KNOWN = frozenset(Settings.model_fields) - {"purge"}
 _ONLY_IN_FILE = frozenset({"source"})
 _NOT_OURS = frozenset({"config", "address", "daemon_uid", "failpoints"})
 """Variables that are read elsewhere: by ``parse``, by clients, by ``failpoints``."""
-_MAY_HOLD_SECRETS = frozenset({"registry", "source"})
+_MAY_HOLD_SECRETS = frozenset({"registry", "registry_password", "source"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, li
     path = command_line.pop("config", _Given(environ.get(f"{_PREFIX}CONFIG", ""), "")).value
     given = {**_from_file(str(path)), **environment, **command_line}
     settings = _settings({**_defaults(environ, warnings), **given})
-    if "spool" not in given and settings.registry.startswith(_SQLITE):  # what is pushed belongs to its registrations
-        settings = settings.model_copy(update={"spool": _beside(settings.registry)})
+    if "spool" not in given:  # what is pushed belongs to its registrations
+        settings = settings.model_copy(update={"spool": _beside(settings)})
     if "allow_source" not in given and all(listen.kind == "unix" for listen in settings.listen):
         settings = settings.model_copy(update={"allow_source": _here()})
     return settings, warnings
@@ -93,13 +93,17 @@ def _defaults(environ: Mapping[str, str], warnings: list[str]) -> dict[str, _Giv
         "listen": f"unix://{runtime}/warmshelf/api.sock" if runtime else f"unix:///tmp/{user}/api.sock",
         "arena": f"/dev/shm/{user}",  # noqa: S108 - the arena makes it 0700 and checks its owner
         "registry": f"sqlite://{state}/warmshelf/registry.sqlite" if state else f"sqlite:///tmp/{user}/registry.sqlite",
+        "registry_copy": f"{state}/warmshelf/registry.sqlite" if state else f"/tmp/{user}/registry.sqlite",  # noqa: S108
         "spool": f"{state}/warmshelf/spool" if state else f"/tmp/{user}/spool",  # noqa: S108 - the spool makes it 0700
     }
     return {name: _Given(value, f"the default of {name}") for name, value in defaults.items()}
 
 
-def _beside(registry: str) -> str:
-    return os.path.join(os.path.dirname(registry.removeprefix(_SQLITE)), "spool")
+def _beside(settings: Settings) -> str:
+    """Return the spool beside the file that has the registrations."""
+    is_file = settings.registry.startswith(_SQLITE)
+    path = settings.registry.removeprefix(_SQLITE) if is_file else settings.registry_copy
+    return os.path.join(os.path.dirname(path), "spool")
 
 
 def _absolute(path: str | None) -> str:

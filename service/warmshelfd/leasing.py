@@ -25,7 +25,7 @@ from warmshelf.errors import (
     SessionLost,
     WarmshelfError,
 )
-from warmshelf.types import Artifact, ArtifactState, LeaseInfo, LoadPhase, Progress, check_id
+from warmshelf.types import Alias, Artifact, ArtifactState, LeaseInfo, LoadPhase, Progress, check_id
 from warmshelfd.domain.adapters import refuse
 from warmshelfd.domain.catalog import RESIDENT, Entry
 from warmshelfd.domain.leases import LeaseRecord
@@ -56,7 +56,7 @@ _ANSWER_SECONDS_MAX = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """A newer generation of a leased artifact is READY."""
+    """A newer generation of a leased artifact is READY, or the alias it was asked for by means another."""
 
     lease: LeaseInfo
 
@@ -100,6 +100,9 @@ class Leasing:
         self._given_up: dict[str, deque[str]] = {}
         # Event loop only: waits for the loads that go on without their callers.
         self._detached: set[asyncio.Task[None]] = set()
+        # Event loop only: the alias under which a lease was asked for, by lease ID.
+        self._asked_by: dict[str, str] = {}
+        shelf.aliases.on_move.append(self._alias_moved)
         # Registers an ID that nobody knows, if something declares it.
         self.register_unknown: Callable[[str], Awaitable[None]] = _declare_nothing
 
@@ -147,7 +150,8 @@ class Leasing:
         lease_id: str = "",
     ) -> Granted:
         """Lease an artifact, loading it if need be; see LeaseService.AcquireLease for the errors."""
-        shelf = self._shelf
+        shelf, asked = self._shelf, artifact_id
+        artifact_id = shelf.aliases.resolve(asked)
         self._must_be_open(session_id)
         await self._known(artifact_id, _until(timeout))
         joined: list[Load] = []  # loads are wanted until the lease is granted, so nobody evicts in between
@@ -170,6 +174,8 @@ class Leasing:
         finally:
             for load in joined:
                 shelf.flights.leave(load)
+        if asked != artifact_id:
+            self._asked_by[record.lease_id] = asked
         shelf.catalog.touch(entry, now)
         shelf.metrics.acquired(entry.kind, hit=not joined)
         segment = shelf.residency.get(entry.segment_id).segment
@@ -256,7 +262,19 @@ class Leasing:
         elif session_id in self._given_up:
             self._given_up[session_id].append(lease_id)
 
+    def _alias_moved(self, alias: Alias, before_id: str) -> None:
+        """Tell who asked by this alias that it means something else now."""
+        for record in self._shelf.leases.of_artifact(before_id):
+            queue = self._notices.get(record.session_id)
+            if (
+                self._asked_by.get(record.lease_id) == alias.name
+                and before_id != alias.artifact_id
+                and queue is not None
+            ):
+                queue.put_nowait(Superseded(to_lease(record, secret=True)))
+
     def _ended(self, record: LeaseRecord) -> None:
+        self._asked_by.pop(record.lease_id, None)
         entry = self._shelf.catalog.find(record.artifact_id)
         if entry is not None:
             self._shelf.catalog.touch(entry, self._shelf.clock())
@@ -285,6 +303,7 @@ class Leasing:
         told once how far it is; the load goes on until it is done or the time is up.
         """
         shelf, until = self._shelf, _until(timeout)
+        artifact_id = shelf.aliases.resolve(artifact_id)
         await self._known(artifact_id, until)
         entry = shelf.catalog.get(artifact_id)
         if entry.state is ArtifactState.READY:

@@ -30,6 +30,7 @@ _SERVICES = (
     "warmshelf.v1.LeaseService",
     "warmshelf.v1.TransferService",
     "warmshelf.v1.CapabilitiesService",
+    "warmshelf.v1.AliasService",
 )
 
 _GRPC_LOGGER = "grpc._cython.cygrpc"

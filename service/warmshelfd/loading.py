@@ -329,7 +329,8 @@ def _must_hash(job: _Job) -> bool:
             "nothing tells whether its bytes are the same; replace it, or register it with its digest, to accept them",
             artifact_id=known.artifact_id,
         )
-    return changed or bool(expected) or job.kind is ArtifactKind.ADAPTER
+    pinned_unseen = bool(known.digest) and not known.segment_id  # by another node, or a push
+    return changed or bool(expected) or pinned_unseen or job.kind is ArtifactKind.ADAPTER
 
 
 def _check_pinned(known: Registration, digest: str) -> None:

@@ -76,6 +76,14 @@ class Matching:
         number = before.adapter_number if before else self._next_number()
         return await self.check(_with_adapter(found, dataclasses.replace(adapter, adapter_number=number)))
 
+    def numbered(self, found: Registration, entry: Entry | None) -> Registration:
+        """Return a registration that another node inspected with this node's number for the adapter, if it is one."""
+        adapter = found.inspection.adapter if found.inspection else None
+        if adapter is None:
+            return found
+        number = (entry.adapter_number if entry else 0) or self._next_number()
+        return _with_adapter(found, dataclasses.replace(adapter, adapter_number=number))
+
     async def check(self, known: Registration) -> Registration:
         """Return the registration as a comparison with its base leaves it; nothing changes if that cannot be read.
 

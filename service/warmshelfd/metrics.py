@@ -86,6 +86,11 @@ def usual_code(code: str) -> str:
     return special.get(code) or "".join(word.capitalize() for word in code.split("_"))
 
 
+FLEET_REASONS: Values = (
+    *("away", "bad_record", "refused", "conflict", "internal", "oom", "readonly", "loading", "noauth", "wrongpass"),
+    *("noperm", "moved", "busy", "misconf", "clusterdown", "masterdown", "noreplicas", "wrongtype", OTHER),
+)
+
 # --- labels -----------------------------------------------------------------
 
 _DECIDED_BY_DAEMON: Values = ()
@@ -182,6 +187,19 @@ HANDLING = Spec(
     CALL_BUCKETS_SECONDS,
 )
 
+# --- the fleet ----------------------------------------------------------------
+
+FLEET_FAILURES = Spec(
+    Counter,
+    "warmshelf_fleet_failures_total",
+    "What went wrong with a shared registry: it was away, it refused with a code, a record in it was no record "
+    "(bad_record), this node may not have what others registered (refused), or two nodes disagreed (conflict).",
+    {"reason": FLEET_REASONS},
+)
+FLEET_DEGRADED = Spec(
+    Gauge, "warmshelf_fleet_degraded", "1 while a shared registry is not in reach; 0 with one of this node alone."
+)
+
 # --- the process ------------------------------------------------------------
 
 BUILD_INFO = Spec(Info, "warmshelf_build_info", "The daemon's version and that of Python. Always 1.")
@@ -215,6 +233,7 @@ class Stock:
     loads_running: int
     loads_waiting: int
     callers_waiting: int
+    fleet_up: bool
 
 
 class Metrics:
@@ -301,6 +320,10 @@ class Metrics:
         self._of(HANDLED, *rpc, usual_code(code)).inc()
         self._of(HANDLING, *rpc).observe(seconds)
 
+    def fleet_failed(self, reason: str) -> None:
+        """Count something that went wrong with a shared registry."""
+        self._of(FLEET_FAILURES, reason).inc()
+
     def line_lost(self) -> None:
         """Count a log line that could not be written."""
         self._of(LOG_LINES_LOST).inc()
@@ -321,6 +344,7 @@ class Metrics:
         self._of(LOADS, "running").set(stock.loads_running)
         self._of(LOADS, "waiting").set(stock.loads_waiting)
         self._of(CALLERS_WAITING).set(stock.callers_waiting)
+        self._of(FLEET_DEGRADED).set(not stock.fleet_up)
 
     def render(self, accept: str, heartbeat_age_seconds: float) -> tuple[str, bytes]:
         """Return content type and text for somebody who accepts these types."""

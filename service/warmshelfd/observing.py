@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from warmshelf.errors import DigestMismatch, NotResident, SegmentCorrupt
-from warmshelf.types import Artifact, ArtifactState, Capacity
+from warmshelf.types import Alias, Artifact, ArtifactState, Capacity
 from warmshelfd.digesting import Cancelled, content_digest
 from warmshelfd.domain.changes import Changes
 from warmshelfd.inspecting import config_of
@@ -23,11 +23,12 @@ from warmshelfd.running import run_stoppable
 from warmshelfd.shelf import Shelf
 
 _CHECK_THREADS = 2
+_ALIAS = "@"  # before the name of an alias among the IDs that changed; no ID begins so
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One message of a watch: an artifact as it is now, an ID that is gone, or the end of the snapshot.
+    """One message of a watch: an artifact or an alias as it is now, an ID that is gone, or the end of the snapshot.
 
     ``sequence`` is what to go on after; 0 within the snapshot, which cannot be resumed.
     """
@@ -35,6 +36,7 @@ class Seen:
     sequence: int
     artifact: Artifact | None = None
     removed_id: str = ""
+    alias: Alias | None = None
 
 
 class Observing:
@@ -43,6 +45,7 @@ class Observing:
     def __init__(self, shelf: Shelf, changes: Changes) -> None:
         self._shelf = shelf
         self._changes = changes
+        shelf.aliases.on_move.append(lambda alias, _: self.note(_ALIAS + alias.name))
         self._moved = asyncio.Event()  # event loop only: set at the next change, then replaced
 
     def note(self, artifact_id: str) -> None:
@@ -63,6 +66,8 @@ class Observing:
             after = self._changes.last_sequence
             for entry in list(self._shelf.catalog):
                 yield Seen(0, to_artifact(entry))
+            for alias in self._shelf.aliases.all():
+                yield Seen(0, alias=alias)
             yield Seen(after)
         while True:
             moved = self._moved
@@ -73,6 +78,8 @@ class Observing:
                 await moved.wait()
 
     def _seen(self, sequence: int, artifact_id: str) -> Seen:
+        if artifact_id.startswith(_ALIAS):
+            return Seen(sequence, alias=self._shelf.aliases.find(artifact_id.removeprefix(_ALIAS)))
         entry = self._shelf.catalog.find(artifact_id)
         return Seen(sequence, removed_id=artifact_id) if entry is None else Seen(sequence, to_artifact(entry))
 
@@ -135,6 +142,7 @@ def stock(shelf: Shelf) -> Stock:
         loads_running=len(loads) - waiting,
         loads_waiting=waiting,
         callers_waiting=sum(load.waiters.count for load in loads),
+        fleet_up=shelf.registry.is_up,
     )
 
 

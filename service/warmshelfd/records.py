@@ -59,6 +59,7 @@ def to_artifact(entry: Entry) -> Artifact:
         last_use_time=entry.last_use_time,
         keep_resident=entry.keep_resident,
         follow=entry.follow,
+        sync=entry.sync,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 
 from warmshelf.digest import check_digest
@@ -139,6 +140,10 @@ class Registering:
                 self._residency.notify()
                 await self.save(entry)
 
+    def turn(self, artifact_id: str) -> AbstractAsyncContextManager[None]:
+        """Keep others from changing what an ID means meanwhile."""
+        return self._turns.turn(artifact_id)
+
     def _checked(self, spec: ArtifactSpec) -> ArtifactSpec:
         if not spec.source.uri:
             raise InvalidSpec("the spec names no source")
@@ -147,6 +152,26 @@ class Registering:
         if spec.source.expected_digest:
             check_digest(spec.source.expected_digest)
         return dataclasses.replace(spec, source=self._sources.canonical(spec.source))
+
+    async def take_over(self, entry: Entry | None, found: Registration) -> None:
+        """Have an ID mean what other nodes say it does, as a new generation; in its turn.
+
+        Raises:
+            CatalogFull: as many are known as may be.
+        """
+        numbered = self._matching.numbered(found, entry)
+        if entry is not None:
+            await self._replace(entry, numbered)
+            return
+        entry = to_entry(numbered)
+        self._catalog.add(entry)
+        await self.save(entry)
+        self._base_came(entry)
+
+    def check_canonical(self, spec: ArtifactSpec) -> None:
+        """Return if a spec is one that this node would keep as it stands; errors as RegisterArtifact."""
+        if self._checked(spec) != spec:
+            raise InvalidSpec("the source's URI is not in its one spelling", uri=spec.source.uri)
 
     async def _register_new(
         self, artifact_id: str, spec: ArtifactSpec, options: RegisterOptions, digest: str = ""
@@ -167,7 +192,7 @@ class Registering:
         entry = to_entry(registration)
         self._catalog.add(entry)
         try:
-            await self.save(entry)
+            await self.save(entry, is_new=True)
         except WarmshelfError:  # but not if the caller stops waiting: then it is registered all the same
             if self._is_known(entry):
                 self._abandon(artifact_id)
@@ -217,13 +242,14 @@ class Registering:
         """Note that the registry need not hear of an ID any more, which was removed."""
         self._unsaved.discard(artifact_id)
 
-    async def save(self, entry: Entry) -> None:
+    async def save(self, entry: Entry, *, is_new: bool = False) -> None:
         """Let the registry know an entry as it is now, in the same breath in which it changed.
 
         So the registry sees all changes in their order, and a removed ID does not come back.
         """
         self._unsaved.add(entry.artifact_id)
-        await self._registry.put(to_registration(entry))
+        put = self._registry.put_new if is_new else self._registry.put
+        await put(to_registration(entry))
         self._unsaved.discard(entry.artifact_id)
 
     async def _complete(self, known: Registration, examined: Examined) -> Registration:

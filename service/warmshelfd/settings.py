@@ -24,10 +24,10 @@ from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share, parse_size
 from warmshelfd.pushes import PushLimits
-from warmshelfd.registry.open import sqlite_path
+from warmshelfd.registry.open import check_registry
 from warmshelfd.sources.file_uri import parse_path
 from warmshelfd.sources.limits import TimeLimits
-from warmshelfd.sources.settings import SourceSettings, check_prefix
+from warmshelfd.sources.settings import Secret, SourceSettings, check_prefix
 
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
 """Smaller chunks cost more calls than they save memory; larger ones are slower, and from
@@ -54,6 +54,12 @@ def _check_directory(path: str) -> str:
     return os.path.abspath(path)
 
 
+def _check_path(path: str) -> str:
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ValueError("it must be the absolute path of a file")
+    return path
+
+
 def _check_preload(artifact_id: str) -> str:
     try:
         return check_id(artifact_id)
@@ -63,7 +69,7 @@ def _check_preload(artifact_id: str) -> str:
 
 def _check_registry(uri: str) -> str:
     try:
-        sqlite_path(uri)
+        check_registry(uri)
     except InvalidConfig as error:
         raise ValueError(error.message) from None
     return uri
@@ -112,7 +118,17 @@ class Settings(BaseSettings):
     pin: PinPolicy = PinPolicy.PREFER
     """Whether segments are page-locked: `prefer`, `require` or `off`. Default: `prefer`."""
     registry: Annotated[str, AfterValidator(_check_registry)]
-    """`sqlite:///PATH`. Default: `warmshelf/registry.sqlite` in `$XDG_STATE_HOME`, else in `~/.local/state`."""
+    """`sqlite:///PATH`; or what nodes share: `redis://HOST:PORT/DB`, `redis+sentinel://HOST:PORT,.../NAME/DB`,
+    `redis+cluster://HOST:PORT,...`, and `rediss` for TLS. Default: `warmshelf/registry.sqlite` in
+    `$XDG_STATE_HOME`, else in `~/.local/state`."""
+    registry_copy: Annotated[str, AfterValidator(_check_path)] = ""
+    """File that keeps this node's copy of a registry in Redis. Default: where the registry is by default."""
+    registry_username: str = ""
+    """User at a registry in Redis. Default: Redis' own default user."""
+    registry_password: Secret | None = None
+    """Password at a registry in Redis, as `env:NAME` or `file:/PATH`. Default: none."""
+    registry_ca_file: str | None = None
+    """PEM file of the authorities that are trusted for a registry in Redis over TLS. Default: the system's."""
     spool: Annotated[str, AfterValidator(_check_directory)] = ""
     """Directory that keeps what clients push. Default: `spool` beside the registry's file."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
@@ -264,6 +280,8 @@ class Settings(BaseSettings):
             raise ValueError("small_chunk_bytes must not be above chunk_bytes, nor that above flight_bytes_max")
         if self.push_chunk_bytes + CHUNK_HEAD_BYTES > self.message_bytes_max:
             raise ValueError(f"push_chunk_bytes must be {CHUNK_HEAD_BYTES} below message_bytes_max")
+        if self.registry_username and self.registry_password is None:
+            raise ValueError("there is a registry_username and no registry_password")
         if len(set(self.listen)) < len(self.listen):
             raise ValueError("listen has an address twice")
         return self

@@ -17,6 +17,7 @@ from warmshelf.errors import (
 )
 from warmshelf.types import Artifact, ArtifactSpec, ArtifactState, Failure
 from warmshelfd import failpoints
+from warmshelfd.aliasing import Aliases
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.leases import LeaseTable
 from warmshelfd.domain.state import Event
@@ -68,19 +69,21 @@ class Shelf:
         )
         save = self.registering.save
         self.flights = Flights(catalog, residency, loader, self.matching.complete, save, on_ready, metrics)
+        self.aliases = Aliases(catalog, registry, clock)
         self.draining = False
         self.hash_threads = executor(1, "hash")
         self.clock = clock
         self.metrics = metrics
-        self._registry = registry
+        self.registry = registry
         self._loader = loader
 
     # --- start and stop -----------------------------------------------------
 
     async def start(self) -> None:
         """Read the registry, adopt the segments it names, and clean up all others."""
+        await self.aliases.start()
         owners: dict[str, list[Entry]] = {}
-        for registration in await self._registry.load_all():
+        for registration in await self.registry.load_all():
             self.catalog.add(entry := to_entry(registration))
             if entry.segment_id:
                 owners.setdefault(entry.segment_id, []).append(entry)
@@ -106,7 +109,7 @@ class Shelf:
         await self.matching.close()
         await self.flights.close()
         await self.residency.close()
-        await self._registry.close()
+        await self.registry.close()
         self._loader.close()
         self.hash_threads.shutdown()
 
@@ -177,7 +180,7 @@ class Shelf:
         self.registering.forget(artifact_id)
         doubted = self.matching.gone(entry)
         try:
-            await self._registry.delete(artifact_id)
+            await self.registry.delete(artifact_id)
             failpoints.hit("remove.recorded")
             await self.matching.keep(doubted)
         finally:

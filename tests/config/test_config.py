@@ -130,7 +130,7 @@ def test_a_list_in_the_file_may_be_a_single_text_and_keys_may_have_hyphens(file:
 
 def test_every_setting_but_purge_can_be_given_in_the_environment_and_in_the_file(file: Path) -> None:
     special = {"listen": "h:1", "arena": "/x", "pin": "off", "registry": "sqlite:///x", "allow_source": "/x"}
-    special |= {"http": "h:2", "log_format": "text"}
+    special |= {"http": "h:2", "log_format": "text", "registry_copy": "/x", "registry_password": "env:X"}
     sizes = {"chunk_bytes": "128KiB", "small_chunk_bytes": "64KiB", "flight_bytes_max": "1GiB", "adapter_floor": "3%"}
     sizes |= {"message_bytes_max": "64KiB"}
     values = {
@@ -274,10 +274,10 @@ def test_a_file_that_cannot_be_read_is_refused_by_its_name(file: Path, tmp_path:
 
 
 def test_an_option_of_a_later_release_is_refused_and_not_ignored() -> None:
-    message = refusal("--registry", "redis://h")
+    message = refusal("--registry", "etcd://h")
     assert "--registry" in message
     assert "not offered by this release" in message
-    assert "not offered by this release" in refusal(WARMSHELF_REGISTRY="redis://h")
+    assert "not offered by this release" in refusal(WARMSHELF_REGISTRY="etcd://h")
 
 
 def test_the_operators_pages_are_off_unless_they_are_given_a_host_and_a_port() -> None:

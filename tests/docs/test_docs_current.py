@@ -316,7 +316,12 @@ def test_every_command_and_option_of_warmshelf_that_is_named_exists() -> None:
     from warmshelf._cli_app import app  # noqa: PLC0415
 
     commands = typer.main.get_command(app).commands
-    options = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
+    options = {
+        name: {
+            opt for one in (command, *getattr(command, "commands", {}).values()) for p in one.params for opt in p.opts
+        }
+        for name, command in commands.items()
+    }
     named = _commands("warmshelf")
     assert {words[0] for file, words in named if file == "README.md"} >= commands.keys()
     for file, (name, *words) in named:

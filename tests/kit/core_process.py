@@ -301,7 +301,7 @@ class Core:
                 table.check()
             except WarmshelfError as error:
                 faults.append(f"check of {table}: {error}")
-        rows = {row.artifact_id: row for row in await shelf._registry.load_all()}
+        rows = {row.artifact_id: row for row in await shelf.registry.load_all()}
         entries = {entry.artifact_id: to_registration(entry) for entry in shelf.catalog}
         for artifact_id in sorted(rows.keys() | entries.keys()):
             row, entry = rows.get(artifact_id), entries.get(artifact_id)

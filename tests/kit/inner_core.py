@@ -24,7 +24,7 @@ SLOW: dict[str, Tensor] = {"w": ("U8", (24 << 20,), pattern(1, 24 << 20))}
 class SlowToAnswer(SqliteRegistry):
     """A registry that does at once what it is told, and of one write says so only when it is allowed to."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, **_of_shared_ones: object) -> None:
         super().__init__(uri.removeprefix("sqlite://"))
         self.is_slow = False  # the next write is the one
         self.waiting, self.allowed = asyncio.Event(), asyncio.Event()
@@ -53,7 +53,7 @@ class InnerCore:
 
     @property
     def registry(self) -> Any:
-        return self.shelf._registry
+        return self.shelf.registry
 
     def path(self, name: str) -> Path:
         return self.root / f"{name}.safetensors"

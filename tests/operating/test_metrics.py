@@ -58,6 +58,7 @@ def stock() -> Stock:
         loads_running=9,
         loads_waiting=10,
         callers_waiting=11,
+        fleet_up=False,
     )
 
 

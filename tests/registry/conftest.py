@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
 from hypothesis import strategies as st
 
+from kit.redis_server import RedisServer, redis_server
 from warmshelf.types import AdapterInspection, ArtifactKind, ArtifactSpec, BaseCheck, Inspection, Source
 from warmshelfd.domain.adapter_shapes import AdapterShapes, Need, adapter_shapes
 from warmshelfd.registry.base import Registration
@@ -115,6 +117,13 @@ FULL = Registration(
     size_bytes=8192,
     hashes_owed=True,
 )
+
+
+@pytest.fixture(scope="session")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A server that tests use one after another; each empties it first."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -201,7 +201,7 @@ def test_an_sqlite_uri_names_an_absolute_path_as_it_stands(uri: str, path: str) 
 
 
 @pytest.mark.parametrize(
-    "uri", ["sqlite://", "sqlite:///", "sqlite://host/x", "sqlite:x", "/x", "", "redis://:SECRET@h"]
+    "uri", ["sqlite://", "sqlite:///", "sqlite://host/x", "sqlite:x", "/x", "", "etcd://:SECRET@h"]
 )
 def test_another_uri_is_refused_with_what_is_right_and_without_secrets(uri: str) -> None:
     """B33: a password in a URI is in no error."""

@@ -17,9 +17,9 @@ from kit.redis_server import RedisServer, redis_server
 from kit.weed import ACCESS_KEY, SECRET_KEY, Bucket, Weed, weed
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.tensorizer_pieces import tensor_pieces
+from warmshelfd.redis_wire import Patience
 from warmshelfd.sources.file import FileOpener
 from warmshelfd.sources.redis import RedisOpener
-from warmshelfd.sources.redis_wire import Patience
 from warmshelfd.sources.settings import SourceSettings
 
 

@@ -17,8 +17,8 @@ from warmshelf import errors
 from warmshelf.redis_store import StoreAccess, write_directory
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.tensorizer_pieces import tensor_pieces
+from warmshelfd.redis_wire import Patience
 from warmshelfd.sources.redis import RedisOpener
-from warmshelfd.sources.redis_wire import Patience
 from warmshelfd.sources.settings import SourceSettings
 
 Make = Callable[..., RedisOpener]

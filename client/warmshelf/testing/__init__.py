@@ -36,6 +36,7 @@ from warmshelf.layout import Layout, SegmentSpec, TensorSpec
 from warmshelf.lease import Lease
 from warmshelf.shard import EVERYTHING, Shard, layer_of
 from warmshelf.sharding import shard_image
+from warmshelf.testing._aliases import FakeAliases
 from warmshelf.testing._content import (
     CONFIG_NAMES,
     PAGE_BYTES,
@@ -48,6 +49,7 @@ from warmshelf.testing._content import (
 from warmshelf.testing._daemon import FakeClaim, FakeDaemon
 from warmshelf.testing._rules import PUSHED, Options, Wanted
 from warmshelf.types import (
+    Alias,
     Artifact,
     ArtifactKind,
     Capabilities,
@@ -73,6 +75,9 @@ _Leases = list[LeaseInfo]
 _Outcomes = list[Registered]
 
 
+_Aliases = list[Alias]  # inside FakeShelf, ``list`` is a method
+
+
 class FakeShelf(Shelf):
     """A Shelf without a daemon. May be shared by threads, as a Shelf may."""
 
@@ -89,6 +94,7 @@ class FakeShelf(Shelf):
         super().__init__(_ADDRESS, "", holder, None, timeout)
         self._holder_name = holder
         self._daemon = FakeDaemon(budget_bytes)
+        self._names = FakeAliases()
 
     def add(
         self,
@@ -182,6 +188,21 @@ class FakeShelf(Shelf):
         """Make an artifact resident, in this thread, also with ``detach``."""
         return self._steps(check_id(artifact_id), LOAD_TIMEOUT_SECONDS if timeout is None else timeout, detach)
 
+    def set_alias(self, name: str, artifact_id: str, *, expect: str | None = None) -> Alias:
+        """Make an alias mean an artifact. Holders of the old one are not told, as a daemon would."""
+        check_id(name)
+        self.get(artifact_id)
+        return self._names.set(name, artifact_id, expect or "")
+
+    def roll_back_alias(self, name: str) -> Alias:
+        """Make an alias mean again what it meant before."""
+        artifact_id, expect = self._names.before(check_id(name))
+        return self._names.set(name, artifact_id, expect)
+
+    def aliases(self) -> _Aliases:
+        """Return all aliases by name."""
+        return self._names.all()
+
     def evict(self, artifact_id: str, *, drain: bool = False) -> Artifact:
         """Give an artifact's memory back."""
         return self._open().evict(check_id(artifact_id), drain=drain)
@@ -221,6 +242,7 @@ class FakeShelf(Shelf):
         writable: bool = True,
     ) -> Lease:
         """Lease an artifact, loading it if need be."""
+        artifact_id = self._names.resolve(artifact_id)
         wanted = Wanted(
             resident_only=resident_only,
             expected_digest=check_digest(expected_digest) if expected_digest else "",

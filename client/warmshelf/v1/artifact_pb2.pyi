@@ -7,6 +7,14 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SyncState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SYNC_STATE_UNSPECIFIED: _ClassVar[SyncState]
+    SYNC_STATE_LOCAL: _ClassVar[SyncState]
+    SYNC_STATE_QUEUED: _ClassVar[SyncState]
+    SYNC_STATE_PUBLISHED: _ClassVar[SyncState]
+    SYNC_STATE_CONFLICT: _ClassVar[SyncState]
+
 class ArtifactKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ARTIFACT_KIND_UNSPECIFIED: _ClassVar[ArtifactKind]
@@ -37,6 +45,11 @@ class BaseCheck(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BASE_CHECK_UNCHECKED: _ClassVar[BaseCheck]
     BASE_CHECK_MATCHED: _ClassVar[BaseCheck]
     BASE_CHECK_PARTIAL: _ClassVar[BaseCheck]
+SYNC_STATE_UNSPECIFIED: SyncState
+SYNC_STATE_LOCAL: SyncState
+SYNC_STATE_QUEUED: SyncState
+SYNC_STATE_PUBLISHED: SyncState
+SYNC_STATE_CONFLICT: SyncState
 ARTIFACT_KIND_UNSPECIFIED: ArtifactKind
 ARTIFACT_KIND_BASE: ArtifactKind
 ARTIFACT_KIND_ADAPTER: ArtifactKind
@@ -58,7 +71,7 @@ BASE_CHECK_MATCHED: BaseCheck
 BASE_CHECK_PARTIAL: BaseCheck
 
 class Artifact(_message.Message):
-    __slots__ = ("artifact_id", "spec", "state", "generation", "size_bytes", "digest", "failure", "inspection", "pinned", "register_time", "last_use_time", "keep_resident", "follow", "kind")
+    __slots__ = ("artifact_id", "spec", "state", "generation", "size_bytes", "digest", "failure", "inspection", "pinned", "register_time", "last_use_time", "keep_resident", "follow", "kind", "sync")
     ARTIFACT_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +86,7 @@ class Artifact(_message.Message):
     KEEP_RESIDENT_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
     artifact_id: str
     spec: ArtifactSpec
     state: ArtifactState
@@ -87,7 +101,16 @@ class Artifact(_message.Message):
     keep_resident: bool
     follow: bool
     kind: ArtifactKind
-    def __init__(self, artifact_id: _Optional[str] = ..., spec: _Optional[_Union[ArtifactSpec, _Mapping]] = ..., state: _Optional[_Union[ArtifactState, str]] = ..., generation: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., pinned: bool = ..., register_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_use_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., keep_resident: bool = ..., follow: bool = ..., kind: _Optional[_Union[ArtifactKind, str]] = ...) -> None: ...
+    sync: Sync
+    def __init__(self, artifact_id: _Optional[str] = ..., spec: _Optional[_Union[ArtifactSpec, _Mapping]] = ..., state: _Optional[_Union[ArtifactState, str]] = ..., generation: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., pinned: bool = ..., register_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_use_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., keep_resident: bool = ..., follow: bool = ..., kind: _Optional[_Union[ArtifactKind, str]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ...) -> None: ...
+
+class Sync(_message.Message):
+    __slots__ = ("state", "reason")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    state: SyncState
+    reason: str
+    def __init__(self, state: _Optional[_Union[SyncState, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ArtifactSpec(_message.Message):
     __slots__ = ("source", "base", "adapter")

@@ -22,60 +22,61 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from warmshelf.v1 import alias_pb2 as warmshelf_dot_v1_dot_alias__pb2
 from warmshelf.v1 import artifact_pb2 as warmshelf_dot_v1_dot_artifact__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awarmshelf/v1/catalog.proto\x12\x0cwarmshelf.v1\x1a\x1bwarmshelf/v1/artifact.proto\"\xaa\x01\n\x17RegisterArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.warmshelf.v1.ArtifactSpec\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x18\n\x10\x64\x65\x66\x65r_inspection\x18\x04 \x01(\x08\x12\x15\n\rkeep_resident\x18\x05 \x01(\x08\x12\x0e\n\x06\x66ollow\x18\x06 \x01(\x08\"D\n\x18RegisterArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\"S\n\x18RegisterArtifactsRequest\x12\x37\n\x08requests\x18\x01 \x03(\x0b\x32%.warmshelf.v1.RegisterArtifactRequest\"J\n\x19RegisterArtifactsResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.warmshelf.v1.RegisterResult\"M\n\x0eRegisterResult\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12&\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x15.warmshelf.v1.Failure\")\n\x12GetArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"?\n\x13GetArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\"\x81\x01\n\x14ListArtifactsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x18\n\x10\x62\x61se_artifact_id\x18\x03 \x01(\t\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x1a.warmshelf.v1.ArtifactView\"[\n\x15ListArtifactsResponse\x12)\n\tartifacts\x18\x01 \x03(\x0b\x32\x16.warmshelf.v1.Artifact\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\":\n\x13LoadArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tach\x18\x02 \x01(\x08\"\x91\x01\n\x14LoadArtifactResponse\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.warmshelf.v1.LoadPhase\x12\x12\n\ndone_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12(\n\x08\x61rtifact\x18\x04 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\":\n\x14\x45victArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\"A\n\x15\x45victArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\",\n\x15RemoveArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"\x18\n\x16RemoveArtifactResponse\",\n\x15VerifyArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"/\n\x16VerifyArtifactResponse\x12\x15\n\rchecked_bytes\x18\x01 \x01(\x03\"/\n\x15WatchArtifactsRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x03\"\xba\x01\n\x16WatchArtifactsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12)\n\x07\x63hanged\x18\x02 \x01(\x0b\x32\x16.warmshelf.v1.ArtifactH\x00\x12\x1d\n\x13removed_artifact_id\x18\x03 \x01(\tH\x00\x12;\n\x11snapshot_complete\x18\x04 \x01(\x0b\x32\x1e.warmshelf.v1.SnapshotCompleteH\x00\x42\x07\n\x05\x65vent\"\x12\n\x10SnapshotComplete*^\n\x0c\x41rtifactView\x12\x1d\n\x19\x41RTIFACT_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41RTIFACT_VIEW_BASIC\x10\x01\x12\x16\n\x12\x41RTIFACT_VIEW_FULL\x10\x02*\xac\x01\n\tLoadPhase\x12\x1a\n\x16LOAD_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOAD_PHASE_INSPECT\x10\x01\x12\x16\n\x12LOAD_PHASE_RESERVE\x10\x02\x12\x13\n\x0fLOAD_PHASE_READ\x10\x03\x12\x15\n\x11LOAD_PHASE_VERIFY\x10\x04\x12\x12\n\x0eLOAD_PHASE_PIN\x10\x05\x12\x13\n\x0fLOAD_PHASE_SEAL\x10\x06\x32\xd3\x06\n\x0e\x43\x61talogService\x12\x61\n\x10RegisterArtifact\x12%.warmshelf.v1.RegisterArtifactRequest\x1a&.warmshelf.v1.RegisterArtifactResponse\x12\x64\n\x11RegisterArtifacts\x12&.warmshelf.v1.RegisterArtifactsRequest\x1a\'.warmshelf.v1.RegisterArtifactsResponse\x12R\n\x0bGetArtifact\x12 .warmshelf.v1.GetArtifactRequest\x1a!.warmshelf.v1.GetArtifactResponse\x12X\n\rListArtifacts\x12\".warmshelf.v1.ListArtifactsRequest\x1a#.warmshelf.v1.ListArtifactsResponse\x12W\n\x0cLoadArtifact\x12!.warmshelf.v1.LoadArtifactRequest\x1a\".warmshelf.v1.LoadArtifactResponse0\x01\x12X\n\rEvictArtifact\x12\".warmshelf.v1.EvictArtifactRequest\x1a#.warmshelf.v1.EvictArtifactResponse\x12[\n\x0eRemoveArtifact\x12#.warmshelf.v1.RemoveArtifactRequest\x1a$.warmshelf.v1.RemoveArtifactResponse\x12[\n\x0eVerifyArtifact\x12#.warmshelf.v1.VerifyArtifactRequest\x1a$.warmshelf.v1.VerifyArtifactResponse\x12]\n\x0eWatchArtifacts\x12#.warmshelf.v1.WatchArtifactsRequest\x1a$.warmshelf.v1.WatchArtifactsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1awarmshelf/v1/catalog.proto\x12\x0cwarmshelf.v1\x1a\x18warmshelf/v1/alias.proto\x1a\x1bwarmshelf/v1/artifact.proto\"\xaa\x01\n\x17RegisterArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.warmshelf.v1.ArtifactSpec\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x18\n\x10\x64\x65\x66\x65r_inspection\x18\x04 \x01(\x08\x12\x15\n\rkeep_resident\x18\x05 \x01(\x08\x12\x0e\n\x06\x66ollow\x18\x06 \x01(\x08\"D\n\x18RegisterArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\"S\n\x18RegisterArtifactsRequest\x12\x37\n\x08requests\x18\x01 \x03(\x0b\x32%.warmshelf.v1.RegisterArtifactRequest\"J\n\x19RegisterArtifactsResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.warmshelf.v1.RegisterResult\"M\n\x0eRegisterResult\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12&\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x15.warmshelf.v1.Failure\")\n\x12GetArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"?\n\x13GetArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\"\x81\x01\n\x14ListArtifactsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x18\n\x10\x62\x61se_artifact_id\x18\x03 \x01(\t\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x1a.warmshelf.v1.ArtifactView\"[\n\x15ListArtifactsResponse\x12)\n\tartifacts\x18\x01 \x03(\x0b\x32\x16.warmshelf.v1.Artifact\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\":\n\x13LoadArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tach\x18\x02 \x01(\x08\"\x91\x01\n\x14LoadArtifactResponse\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.warmshelf.v1.LoadPhase\x12\x12\n\ndone_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12(\n\x08\x61rtifact\x18\x04 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\":\n\x14\x45victArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\"A\n\x15\x45victArtifactResponse\x12(\n\x08\x61rtifact\x18\x01 \x01(\x0b\x32\x16.warmshelf.v1.Artifact\",\n\x15RemoveArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"\x18\n\x16RemoveArtifactResponse\",\n\x15VerifyArtifactRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\"/\n\x16VerifyArtifactResponse\x12\x15\n\rchecked_bytes\x18\x01 \x01(\x03\"/\n\x15WatchArtifactsRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x03\"\xe0\x01\n\x16WatchArtifactsResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12)\n\x07\x63hanged\x18\x02 \x01(\x0b\x32\x16.warmshelf.v1.ArtifactH\x00\x12\x1d\n\x13removed_artifact_id\x18\x03 \x01(\tH\x00\x12;\n\x11snapshot_complete\x18\x04 \x01(\x0b\x32\x1e.warmshelf.v1.SnapshotCompleteH\x00\x12$\n\x05\x61lias\x18\x05 \x01(\x0b\x32\x13.warmshelf.v1.AliasH\x00\x42\x07\n\x05\x65vent\"\x12\n\x10SnapshotComplete*^\n\x0c\x41rtifactView\x12\x1d\n\x19\x41RTIFACT_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41RTIFACT_VIEW_BASIC\x10\x01\x12\x16\n\x12\x41RTIFACT_VIEW_FULL\x10\x02*\xac\x01\n\tLoadPhase\x12\x1a\n\x16LOAD_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOAD_PHASE_INSPECT\x10\x01\x12\x16\n\x12LOAD_PHASE_RESERVE\x10\x02\x12\x13\n\x0fLOAD_PHASE_READ\x10\x03\x12\x15\n\x11LOAD_PHASE_VERIFY\x10\x04\x12\x12\n\x0eLOAD_PHASE_PIN\x10\x05\x12\x13\n\x0fLOAD_PHASE_SEAL\x10\x06\x32\xd3\x06\n\x0e\x43\x61talogService\x12\x61\n\x10RegisterArtifact\x12%.warmshelf.v1.RegisterArtifactRequest\x1a&.warmshelf.v1.RegisterArtifactResponse\x12\x64\n\x11RegisterArtifacts\x12&.warmshelf.v1.RegisterArtifactsRequest\x1a\'.warmshelf.v1.RegisterArtifactsResponse\x12R\n\x0bGetArtifact\x12 .warmshelf.v1.GetArtifactRequest\x1a!.warmshelf.v1.GetArtifactResponse\x12X\n\rListArtifacts\x12\".warmshelf.v1.ListArtifactsRequest\x1a#.warmshelf.v1.ListArtifactsResponse\x12W\n\x0cLoadArtifact\x12!.warmshelf.v1.LoadArtifactRequest\x1a\".warmshelf.v1.LoadArtifactResponse0\x01\x12X\n\rEvictArtifact\x12\".warmshelf.v1.EvictArtifactRequest\x1a#.warmshelf.v1.EvictArtifactResponse\x12[\n\x0eRemoveArtifact\x12#.warmshelf.v1.RemoveArtifactRequest\x1a$.warmshelf.v1.RemoveArtifactResponse\x12[\n\x0eVerifyArtifact\x12#.warmshelf.v1.VerifyArtifactRequest\x1a$.warmshelf.v1.VerifyArtifactResponse\x12]\n\x0eWatchArtifacts\x12#.warmshelf.v1.WatchArtifactsRequest\x1a$.warmshelf.v1.WatchArtifactsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'warmshelf.v1.catalog_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ARTIFACTVIEW']._serialized_start=1649
-  _globals['_ARTIFACTVIEW']._serialized_end=1743
-  _globals['_LOADPHASE']._serialized_start=1746
-  _globals['_LOADPHASE']._serialized_end=1918
-  _globals['_REGISTERARTIFACTREQUEST']._serialized_start=74
-  _globals['_REGISTERARTIFACTREQUEST']._serialized_end=244
-  _globals['_REGISTERARTIFACTRESPONSE']._serialized_start=246
-  _globals['_REGISTERARTIFACTRESPONSE']._serialized_end=314
-  _globals['_REGISTERARTIFACTSREQUEST']._serialized_start=316
-  _globals['_REGISTERARTIFACTSREQUEST']._serialized_end=399
-  _globals['_REGISTERARTIFACTSRESPONSE']._serialized_start=401
-  _globals['_REGISTERARTIFACTSRESPONSE']._serialized_end=475
-  _globals['_REGISTERRESULT']._serialized_start=477
-  _globals['_REGISTERRESULT']._serialized_end=554
-  _globals['_GETARTIFACTREQUEST']._serialized_start=556
-  _globals['_GETARTIFACTREQUEST']._serialized_end=597
-  _globals['_GETARTIFACTRESPONSE']._serialized_start=599
-  _globals['_GETARTIFACTRESPONSE']._serialized_end=662
-  _globals['_LISTARTIFACTSREQUEST']._serialized_start=665
-  _globals['_LISTARTIFACTSREQUEST']._serialized_end=794
-  _globals['_LISTARTIFACTSRESPONSE']._serialized_start=796
-  _globals['_LISTARTIFACTSRESPONSE']._serialized_end=887
-  _globals['_LOADARTIFACTREQUEST']._serialized_start=889
-  _globals['_LOADARTIFACTREQUEST']._serialized_end=947
-  _globals['_LOADARTIFACTRESPONSE']._serialized_start=950
-  _globals['_LOADARTIFACTRESPONSE']._serialized_end=1095
-  _globals['_EVICTARTIFACTREQUEST']._serialized_start=1097
-  _globals['_EVICTARTIFACTREQUEST']._serialized_end=1155
-  _globals['_EVICTARTIFACTRESPONSE']._serialized_start=1157
-  _globals['_EVICTARTIFACTRESPONSE']._serialized_end=1222
-  _globals['_REMOVEARTIFACTREQUEST']._serialized_start=1224
-  _globals['_REMOVEARTIFACTREQUEST']._serialized_end=1268
-  _globals['_REMOVEARTIFACTRESPONSE']._serialized_start=1270
-  _globals['_REMOVEARTIFACTRESPONSE']._serialized_end=1294
-  _globals['_VERIFYARTIFACTREQUEST']._serialized_start=1296
-  _globals['_VERIFYARTIFACTREQUEST']._serialized_end=1340
-  _globals['_VERIFYARTIFACTRESPONSE']._serialized_start=1342
-  _globals['_VERIFYARTIFACTRESPONSE']._serialized_end=1389
-  _globals['_WATCHARTIFACTSREQUEST']._serialized_start=1391
-  _globals['_WATCHARTIFACTSREQUEST']._serialized_end=1438
-  _globals['_WATCHARTIFACTSRESPONSE']._serialized_start=1441
-  _globals['_WATCHARTIFACTSRESPONSE']._serialized_end=1627
-  _globals['_SNAPSHOTCOMPLETE']._serialized_start=1629
-  _globals['_SNAPSHOTCOMPLETE']._serialized_end=1647
-  _globals['_CATALOGSERVICE']._serialized_start=1921
-  _globals['_CATALOGSERVICE']._serialized_end=2772
+  _globals['_ARTIFACTVIEW']._serialized_start=1713
+  _globals['_ARTIFACTVIEW']._serialized_end=1807
+  _globals['_LOADPHASE']._serialized_start=1810
+  _globals['_LOADPHASE']._serialized_end=1982
+  _globals['_REGISTERARTIFACTREQUEST']._serialized_start=100
+  _globals['_REGISTERARTIFACTREQUEST']._serialized_end=270
+  _globals['_REGISTERARTIFACTRESPONSE']._serialized_start=272
+  _globals['_REGISTERARTIFACTRESPONSE']._serialized_end=340
+  _globals['_REGISTERARTIFACTSREQUEST']._serialized_start=342
+  _globals['_REGISTERARTIFACTSREQUEST']._serialized_end=425
+  _globals['_REGISTERARTIFACTSRESPONSE']._serialized_start=427
+  _globals['_REGISTERARTIFACTSRESPONSE']._serialized_end=501
+  _globals['_REGISTERRESULT']._serialized_start=503
+  _globals['_REGISTERRESULT']._serialized_end=580
+  _globals['_GETARTIFACTREQUEST']._serialized_start=582
+  _globals['_GETARTIFACTREQUEST']._serialized_end=623
+  _globals['_GETARTIFACTRESPONSE']._serialized_start=625
+  _globals['_GETARTIFACTRESPONSE']._serialized_end=688
+  _globals['_LISTARTIFACTSREQUEST']._serialized_start=691
+  _globals['_LISTARTIFACTSREQUEST']._serialized_end=820
+  _globals['_LISTARTIFACTSRESPONSE']._serialized_start=822
+  _globals['_LISTARTIFACTSRESPONSE']._serialized_end=913
+  _globals['_LOADARTIFACTREQUEST']._serialized_start=915
+  _globals['_LOADARTIFACTREQUEST']._serialized_end=973
+  _globals['_LOADARTIFACTRESPONSE']._serialized_start=976
+  _globals['_LOADARTIFACTRESPONSE']._serialized_end=1121
+  _globals['_EVICTARTIFACTREQUEST']._serialized_start=1123
+  _globals['_EVICTARTIFACTREQUEST']._serialized_end=1181
+  _globals['_EVICTARTIFACTRESPONSE']._serialized_start=1183
+  _globals['_EVICTARTIFACTRESPONSE']._serialized_end=1248
+  _globals['_REMOVEARTIFACTREQUEST']._serialized_start=1250
+  _globals['_REMOVEARTIFACTREQUEST']._serialized_end=1294
+  _globals['_REMOVEARTIFACTRESPONSE']._serialized_start=1296
+  _globals['_REMOVEARTIFACTRESPONSE']._serialized_end=1320
+  _globals['_VERIFYARTIFACTREQUEST']._serialized_start=1322
+  _globals['_VERIFYARTIFACTREQUEST']._serialized_end=1366
+  _globals['_VERIFYARTIFACTRESPONSE']._serialized_start=1368
+  _globals['_VERIFYARTIFACTRESPONSE']._serialized_end=1415
+  _globals['_WATCHARTIFACTSREQUEST']._serialized_start=1417
+  _globals['_WATCHARTIFACTSREQUEST']._serialized_end=1464
+  _globals['_WATCHARTIFACTSRESPONSE']._serialized_start=1467
+  _globals['_WATCHARTIFACTSRESPONSE']._serialized_end=1691
+  _globals['_SNAPSHOTCOMPLETE']._serialized_start=1693
+  _globals['_SNAPSHOTCOMPLETE']._serialized_end=1711
+  _globals['_CATALOGSERVICE']._serialized_start=1985
+  _globals['_CATALOGSERVICE']._serialized_end=2836
 # @@protoc_insertion_point(module_scope)

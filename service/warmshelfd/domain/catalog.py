@@ -16,7 +16,7 @@ from datetime import datetime
 from itertools import islice
 
 from warmshelf.errors import ArtifactNotFound, CatalogFull, Internal
-from warmshelf.types import ArtifactKind, ArtifactSpec, ArtifactState, Failure, Inspection
+from warmshelf.types import ArtifactKind, ArtifactSpec, ArtifactState, Failure, Inspection, Sync
 from warmshelfd.domain.adapter_shapes import AdapterShapes
 from warmshelfd.domain.state import FIRST, GONE, Event, step
 
@@ -50,6 +50,7 @@ class Entry:
         keep_resident: never evicted to make room for others.
         follow: other bytes at the source become a new generation.
         last_use_time: when a lease on it was last acquired or released.
+        sync: how far other nodes know of it; None if no registry is shared.
         last_use_order: rises with every use of any artifact; 0 if never used. Least
             recently used is decided by this and not by a clock, which may step back.
     """
@@ -72,6 +73,7 @@ class Entry:
     keep_resident: bool = False
     follow: bool = False
     last_use_time: datetime | None = None
+    sync: Sync | None = None
     last_use_order: int = 0
 
     @property

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import datetime
 
-from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection
+from warmshelf.types import Alias, ArtifactKind, ArtifactSpec, Inspection, Sync
 from warmshelfd.domain.adapter_shapes import AdapterShapes
 
 
@@ -46,6 +46,37 @@ class Registration:
     hashes_owed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What other nodes say of an ID.
+
+    Attributes:
+        artifact_id: the ID.
+        registration: what it is to them; None if they removed it.
+        conflict: why what this node made of it was refused; "" if nothing was.
+    """
+
+    artifact_id: str
+    registration: Registration | None
+    conflict: str = ""
+
+
+class Listener(ABC):
+    """Whoever takes up what a registry that nodes share tells. For the event loop's thread."""
+
+    @abstractmethod
+    async def hear(self, heard: Heard) -> bool:
+        """Take it up; say whether this node now has it as the others do."""
+
+    @abstractmethod
+    def hear_alias(self, alias: Alias) -> None:
+        """Take up an alias that other nodes set or moved; the registry has kept it."""
+
+    @abstractmethod
+    def note_sync(self, artifact_id: str) -> None:
+        """``sync_of`` may say something else of an ID now."""
+
+
 class Registry(ABC):
     """Keeps registrations. When a method has returned, what it did survives SIGKILL.
 
@@ -65,9 +96,43 @@ class Registry(ABC):
             InvalidSpec: its config and names are larger than a registry keeps.
         """
 
+    async def put_new(self, registration: Registration) -> None:
+        """Insert the registration of an ID that this node did not know.
+
+        Raises:
+            InvalidSpec: as ``put``.
+            SpecMismatch: a registry that nodes share has the ID with another spec; nothing was kept.
+        """
+        await self.put(registration)
+
     @abstractmethod
     async def delete(self, artifact_id: str) -> None:
         """Forget an ID. Forgetting an unknown one is fine."""
+
+    @abstractmethod
+    async def load_aliases(self) -> list[Alias]:
+        """Return every alias, by name."""
+
+    @abstractmethod
+    async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:
+        """Keep an alias that was ``before``, None for a new one; return it as it is now, which may be newer still.
+
+        Raises:
+            AliasMoved: in a registry that nodes share it is another now.
+            RegistryUnavailable: that registry is not in reach.
+        """
+
+    def start(self, listener: Listener) -> None:  # noqa: B027 - nothing to do where nothing is shared
+        """Begin to share, if this kind of registry does. Called once, when what it has was loaded."""
+
+    def sync_of(self, artifact_id: str) -> Sync | None:  # noqa: ARG002
+        """Say how far other nodes know of a registration; None if this kind of registry is not shared."""
+        return None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether what nodes share is in reach; what is not shared always is."""
+        return True
 
     @abstractmethod
     async def close(self) -> None:

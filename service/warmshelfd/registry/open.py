@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from warmshelf.errors import InvalidConfig
 from warmshelfd.registry.base import Registry
+from warmshelfd.registry.redis import RedisRegistry
+from warmshelfd.registry.redis_link import Credentials, Link
+from warmshelfd.registry.redis_place import is_redis, parse_place
+from warmshelfd.registry.redis_store import REGISTRATIONS
 from warmshelfd.registry.sqlite import SqliteRegistry
 
 _SQLITE = "sqlite://"
 
 
-def open_registry(uri: str) -> Registry:
-    """Open the registry that the URI names.
+def open_registry(
+    uri: str,
+    *,
+    copy_path: str = "",
+    credentials: Credentials = lambda: ("", b""),
+    ca_file: str | None = None,
+    count: Callable[[str], None] = lambda _: None,
+) -> Registry:
+    """Open the registry that the URI names; one in Redis has a copy in the file ``copy_path``.
+
+    ``count`` is told one word for everything that goes wrong with Redis, on any thread.
 
     Raises:
         InvalidConfig: no registry can be opened there; says why.
         DaemonInUse: another daemon has it.
     """
-    return SqliteRegistry(sqlite_path(uri))
+    if not is_redis(uri):
+        return SqliteRegistry(sqlite_path(uri))
+    link = Link(parse_place(uri), credentials, ca_file, REGISTRATIONS)
+    return RedisRegistry(SqliteRegistry(copy_path), link, count)
+
+
+def check_registry(uri: str) -> None:
+    """Return if the URI names a registry.
+
+    Raises:
+        InvalidConfig: it does not. Shows no more of it than its scheme.
+    """
+    if is_redis(uri):
+        parse_place(uri)
+    else:
+        sqlite_path(uri)
 
 
 def sqlite_path(uri: str) -> str:
@@ -30,7 +60,8 @@ def sqlite_path(uri: str) -> str:
     if not uri.startswith(_SQLITE):
         scheme = uri.partition(":")[0][:20]
         raise InvalidConfig(
-            f"a registry of scheme {scheme!r} is not offered by this release: sqlite:///ABSOLUTE/PATH is"
+            f"a registry of scheme {scheme!r} is not offered by this release: sqlite:///ABSOLUTE/PATH and "
+            "redis://HOST:PORT/DB are"
         )
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise InvalidConfig("the registry's path must be an absolute one of a file, as in sqlite:///var/lib/x.sqlite")

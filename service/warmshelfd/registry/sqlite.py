@@ -18,9 +18,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from warmshelf.errors import Internal, RegistryUnavailable, WarmshelfError
+from warmshelf.types import Alias
+from warmshelfd.registry import aliases
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
 from warmshelfd.registry.sqlite_file import RegistryFile
@@ -30,6 +32,7 @@ LOOK_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _Work = Callable[[sqlite3.Connection], Any]
 
 
@@ -89,6 +92,20 @@ class SqliteRegistry(Registry):
             self._closed = True
             self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
+
+    async def load_aliases(self) -> list[Alias]:
+        """As the interface says."""
+        return await self.run(aliases.load)
+
+    async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:  # noqa: ARG002 - nobody else moves it
+        """As the interface says."""
+        await self.run(lambda connection: aliases.keep(connection, {after.name: after}))
+        return after
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Let the thread do something with the file, in order with all else; whoever builds on this file uses it."""
+        result: T = await self._do(work)
+        return result
 
     async def _do(self, work: _Work) -> Any:
         """Let the thread do it, and wait until it is durable. Who stops waiting does not stop the work."""

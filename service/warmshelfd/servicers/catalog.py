@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from warmshelf._fleet import alias_to_proto
 from warmshelf._wire import artifact_to_proto, progress_to_proto, spec_from_proto
 from warmshelf.errors import InvalidRequest, WarmshelfError
 from warmshelf.types import Artifact
@@ -147,6 +148,8 @@ def _seen_to_proto(seen: Seen) -> catalog_pb2.WatchArtifactsResponse:
     message = catalog_pb2.WatchArtifactsResponse(sequence=seen.sequence)
     if seen.artifact is not None:
         message.changed.CopyFrom(artifact_to_proto(seen.artifact))
+    elif seen.alias is not None:
+        message.alias.CopyFrom(alias_to_proto(seen.alias))
     elif seen.removed_id:
         message.removed_artifact_id = seen.removed_id
     else:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from warmshelf.errors import InvalidSpec, MalformedArtifact, SourceNotAllowed, SourceNotFound
 from warmshelf.redis_layout import manifest_key
 from warmshelf.redis_uri import RedisUri, parse_prefix, parse_redis_uri
+from warmshelfd.redis_wire import Patience, RedisAwayError, RedisWire
 from warmshelfd.sources.base import OpenSource, SourceOpener
 from warmshelfd.sources.redis_chunked import ChunkedSource
 from warmshelfd.sources.redis_pool import Access, RedisPool
 from warmshelfd.sources.redis_tensorizer import FindPieces, TensorizerSource, front_key
-from warmshelfd.sources.redis_wire import Patience, RedisAwayError, RedisWire
 from warmshelfd.sources.settings import SourceSettings, is_below, settings_for
 
 _TYPES = {b"hash": "warmshelf", b"string": "tensorizer"}

@@ -29,10 +29,10 @@ from warmshelf.redis_layout import (
     manifest_key,
 )
 from warmshelf.redis_uri import RedisUri
+from warmshelfd.redis_wire import RedisRefusedError, RedisTooLongError, RedisWire
 from warmshelfd.sources.redis_pool import RedisPool
 from warmshelfd.sources.redis_ranges import Want
 from warmshelfd.sources.redis_stored import StoredSource
-from warmshelfd.sources.redis_wire import RedisRefusedError, RedisTooLongError, RedisWire
 
 KEPT_BYTES = 16 << 20
 """Chunks kept of one open source: all of an adapter, or two for each thread that reads a base."""

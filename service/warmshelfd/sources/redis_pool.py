@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from warmshelf.errors import InvalidConfig, SourceUnavailable
 from warmshelf.redis_uri import RedisUri
-from warmshelfd.sources.redis_wire import Command, Patience, RedisAwayError, RedisRefusedError, RedisWire
+from warmshelfd.redis_wire import Command, Patience, RedisAwayError, RedisRefusedError, RedisWire
 from warmshelfd.sources.retrying import RetryLimits, TryAgain, check_stopped, retried
 from warmshelfd.sources.settings import SourceSettings, read_secret
 

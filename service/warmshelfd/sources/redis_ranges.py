@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from warmshelfd.sources.redis_wire import Command, RedisAwayError, RedisWire
+from warmshelfd.redis_wire import Command, RedisAwayError, RedisWire
 
 PIECE_BYTES = 256 << 10
 """What one question asks for at most: still in the cache of the server's core when it is sent."""

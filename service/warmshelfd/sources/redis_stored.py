@@ -13,10 +13,10 @@ from types import MappingProxyType
 
 from warmshelf.errors import MalformedArtifact, SourceChangedDuringLoad, SourceNotFound, SourceTruncated
 from warmshelf.redis_uri import RedisUri
+from warmshelfd.redis_wire import RedisRefusedError, RedisTooLongError
 from warmshelfd.sources.base import OpenSource
 from warmshelfd.sources.redis_pool import RedisPool
 from warmshelfd.sources.redis_ranges import ShortValueError, Want, read_wants
-from warmshelfd.sources.redis_wire import RedisRefusedError, RedisTooLongError
 
 
 class StoredSource(OpenSource):

@@ -17,10 +17,10 @@ from typing import Protocol
 
 from warmshelf.errors import SourceTruncated
 from warmshelf.redis_uri import RedisUri
+from warmshelfd.redis_wire import RedisRefusedError, RedisTooLongError, RedisWire
 from warmshelfd.sources.redis_pool import RedisPool
 from warmshelfd.sources.redis_ranges import ShortValueError, Want, read_sizes, read_wants
 from warmshelfd.sources.redis_stored import StoredSource
-from warmshelfd.sources.redis_wire import RedisRefusedError, RedisTooLongError, RedisWire
 
 FILE_NAME = "model.tensors"
 """The name of the one file, whatever it was called."""

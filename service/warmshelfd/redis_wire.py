@@ -17,6 +17,8 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
 
 LINE_BYTES_MAX = 16 << 10
 """Longest line of a reply that is read; Redis' own errors have some hundred bytes."""
@@ -29,6 +31,17 @@ _CODE = re.compile(rb"[A-Z][A-Z0-9]{0,31}")
 _OTHER = "answered something else than was asked"
 
 Command = Sequence[bytes]
+
+Reply: TypeAlias = "bytes | int | list[Reply] | RedisRefusedError | TooLong | None"
+"""Whatever a server says: None where it has nothing, an error as a value."""
+
+_DEPTH_MAX = 8
+"""Deepest nesting of a reply: that of a stream's entries is 5."""
+
+_ITEMS_MAX = 1 << 20
+"""Longest array of a reply."""
+
+_DISCARD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,12 @@ class RedisTooLongError(Exception):
         super().__init__(size_bytes)
         self.size_bytes = size_bytes
         self.size_max = size_max
+
+
+class TooLong(Enum):
+    """Stands in a reply for a value that was longer than asked for: it was read and dropped."""
+
+    VALUE = "value"
 
 
 class RedisWire:
@@ -125,6 +144,41 @@ class RedisWire:
             self._fill(target)
         self._end_value()
         return size
+
+    def reply(self, value_bytes_max: int, depth: int = 0) -> Reply:
+        """Read any reply; values in it that are longer than may be are dropped, errors are values."""
+        try:
+            kind, text = self._head()
+        except RedisRefusedError as error:
+            return error
+        if kind == b"+":
+            return text
+        if kind == b":":
+            return _number(text)
+        if kind == b"$":
+            return self._bounded(_number(text), value_bytes_max)
+        if kind != b"*" or depth == _DEPTH_MAX or (count := _number(text)) > _ITEMS_MAX:
+            raise RedisAwayError("does not speak Redis' protocol")
+        return None if count < 0 else [self.reply(value_bytes_max, depth + 1) for _ in range(count)]
+
+    def _bounded(self, size: int, size_max: int) -> bytes | TooLong | None:
+        if size < 0:
+            return None
+        if size <= size_max:
+            value = bytearray(size)
+            self._fill(memoryview(value))
+            self._end_value()
+            return bytes(value)
+        scratch = memoryview(bytearray(_DISCARD_BYTES))
+        while size > 0:
+            self._fill(scratch[: min(size, _DISCARD_BYTES)])
+            size -= min(size, _DISCARD_BYTES)
+        self._end_value()
+        return TooLong.VALUE
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, to wait for what comes."""
+        return self._sock.fileno()
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

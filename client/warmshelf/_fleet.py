@@ -1,0 +1,48 @@
+"""Between protobuf and what nodes of a fleet share, both ways, for client and daemon. Knows no gRPC."""
+
+from __future__ import annotations
+
+from datetime import timezone
+from typing import Any
+
+from warmshelf.errors import Internal
+from warmshelf.types import Alias, AliasMove, Change, ChangeKind, Sync, SyncState
+from warmshelf.v1 import alias_pb2, artifact_pb2
+
+_SYNC_NUMBERS: dict[SyncState, Any] = {
+    state: artifact_pb2.SyncState.Value(f"SYNC_STATE_{state.name}") for state in SyncState
+}
+_SYNCS = {int(number): state for state, number in _SYNC_NUMBERS.items()}
+
+
+def sync_to_proto(sync: Sync) -> artifact_pb2.Sync:
+    """Return the wire's form."""
+    return artifact_pb2.Sync(state=_SYNC_NUMBERS[sync.state], reason=sync.reason)
+
+
+def sync_from_proto(message: artifact_pb2.Sync) -> Sync | None:
+    """Return how far others know; None for a state of a newer daemon."""
+    state = _SYNCS.get(message.state)
+    return None if state is None else Sync(state, message.reason)
+
+
+def alias_to_proto(alias: Alias) -> alias_pb2.Alias:
+    """Return the wire's form."""
+    message = alias_pb2.Alias(name=alias.name)
+    for move in alias.history:
+        message.history.add(artifact_id=move.artifact_id).move_time.FromDatetime(move.move_time)
+    return message
+
+
+def alias_from_proto(message: alias_pb2.Alias) -> Alias:
+    """Return the alias; one that means nothing is none."""
+    if not message.history:
+        raise Internal("the other side sent an alias that means nothing")
+    moves = (AliasMove(one.artifact_id, one.move_time.ToDatetime(tzinfo=timezone.utc)) for one in message.history)
+    return Alias(message.name, tuple(moves))
+
+
+def alias_change(sequence: int, message: alias_pb2.Alias) -> Change:
+    """Return what a watch told of an alias."""
+    alias = alias_from_proto(message)
+    return Change(sequence, ChangeKind.ALIAS, artifact_id=alias.artifact_id, alias=alias)

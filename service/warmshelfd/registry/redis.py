@@ -1,0 +1,394 @@
+"""A registry that nodes share: a full copy in a file of this node, and the store in Redis that keeps the copies alike.
+
+All that the node itself asks for is answered from the copy. What changes here is queued by
+being different from what the store is known to have, so the queue survives the process; a
+task hands it to the thread that talks to Redis. What changes elsewhere is told to a listener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from warmshelf.errors import AliasMoved, Internal, RegistryUnavailable, SpecMismatch, WarmshelfError
+from warmshelf.types import Alias, Sync, SyncState
+from warmshelfd.redis_wire import RedisAwayError, RedisRefusedError
+from warmshelfd.registry.aliases import MARK
+from warmshelfd.registry.base import Heard, Listener, Registration, Registry
+from warmshelfd.registry.redis_link import Link
+from warmshelfd.registry.redis_store import Decision
+from warmshelfd.registry.redis_sync import Ears, RedisSync
+from warmshelfd.registry.shared import Change, Shared, Verdict, conflict_text, essence, is_shared
+from warmshelfd.registry.sqlite import SqliteRegistry
+from warmshelfd.registry.synced import REMOVED, Known, forget, load_known, read_some, remember, remove
+
+ANSWER_SECONDS = 0.5
+"""How long a new registration waits for the other nodes' word; without one it is queued."""
+
+MOVE_SECONDS = 3.0
+"""How long the move of an alias waits for the store: it is done by all nodes' leave or not at all."""
+
+_PUBLISH_COUNT = 200
+"""Changes of one exchange: it stays well below what an exchange may take."""
+
+_HEAR_COUNT = 100
+"""What other nodes changed is taken up in parts of so many: the event loop turns in between."""
+
+_AGAIN_SECONDS = 1.0
+"""Before a change that the store refused to write is tried again."""
+
+_NEW = Known(0, "")
+_LOST = "lost"  # an essence that no registration has
+_log = logging.getLogger(__name__)
+
+
+class RedisRegistry(Registry):
+    """The copy, and what is known of the store. All state but ``_revisions`` belongs to the event loop."""
+
+    def __init__(self, copy: SqliteRegistry, link: Link, count: Callable[[str], None]) -> None:
+        """``count`` is told one word for everything that goes wrong; it may be called by any thread."""
+        self._copy = copy
+        self._count = count
+        self._listener: Listener | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sync = RedisSync(link, self._ears(), lambda: count("bad_record"))
+        self._known: dict[str, Known] = {}  # what the store is known to have, by ID
+        self._dirty: dict[str, None] = {}  # what is to be published, in order
+        self._publishing: set[str] = set()  # of that, what is on its way
+        self._asking: dict[str, asyncio.Future[str]] = {}  # new registrations that wait: "" or why they are refused
+        self._changed = asyncio.Event()  # there is something to publish, or the store came into reach
+        self._up = False
+        self._heard: asyncio.Queue[Heard] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._aliases: dict[str, Alias] = {}  # as the copy has them
+        self._keeping: set[asyncio.Future[Alias]] = set()  # aliases on their way to the copy
+        self._lock = threading.Lock()
+        self._revisions: dict[str, int] = {}  # of ``_known``, for the thread; guarded by the lock
+
+    # --- the registry -------------------------------------------------------
+
+    async def load_all(self) -> list[Registration]:
+        """As the interface says: what this node's copy has."""
+        registrations = await self._copy.load_all()
+        self._known = await self._copy.run(load_known)
+        with self._lock:
+            self._revisions = {artifact_id: known.revision for artifact_id, known in self._known.items()}
+        there = {registration.artifact_id for registration in registrations}
+        for registration in registrations:
+            self._mark(registration.artifact_id, registration)
+        for artifact_id in self._known.keys() - there:
+            if self._known[artifact_id].is_removed:  # not published before the process ended
+                self._dirty[artifact_id] = None
+            else:  # its record is lost: it is read again
+                del self._known[artifact_id], self._revisions[artifact_id]
+        return registrations
+
+    async def put(self, registration: Registration) -> None:
+        """As the interface says; other nodes are told later."""
+        self._mark(registration.artifact_id, registration)
+        await self._copy.put(registration)  # before anybody reads what to publish
+
+    async def put_new(self, registration: Registration) -> None:
+        """As the interface says; if the store is in reach, it is asked first of all whether others know the ID."""
+        artifact_id = registration.artifact_id
+        if not self._up or not is_shared(registration):
+            await self.put(registration)
+            return
+        answer = self._asking[artifact_id] = asyncio.get_running_loop().create_future()
+        try:
+            await self.put(registration)
+            with suppress(asyncio.TimeoutError):
+                conflict = await asyncio.wait_for(answer, ANSWER_SECONDS)
+                if conflict:
+                    await self._copy.delete(artifact_id)
+                    raise SpecMismatch(
+                        f"{artifact_id!r} is registered in the fleet: {conflict}", artifact_id=artifact_id
+                    )
+        finally:
+            del self._asking[artifact_id]
+
+    async def delete(self, artifact_id: str) -> None:
+        """As the interface says; other nodes are told later."""
+        known = self._known.get(artifact_id)
+        if known is not None:  # the store has it
+            removed = replace(known, essence=REMOVED + known.essence_seen)
+            self._set_known(artifact_id, removed)
+            self._dirty[artifact_id] = None
+            self._changed.set()
+            # Called in this breath, so that it is done before anybody reads what to publish.
+            await self._copy.run(lambda connection: remove(connection, artifact_id, removed))
+            return
+        self._dirty.pop(artifact_id, None)
+        await self._copy.delete(artifact_id)
+
+    def start(self, listener: Listener) -> None:
+        """As the interface says."""
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._tasks = [self._loop.create_task(self._publish()), self._loop.create_task(self._take_up())]
+        self._sync.start()
+
+    async def load_aliases(self) -> list[Alias]:
+        """As the interface says: what this node's copy has. The store has to tell each once more."""
+        aliases = await self._copy.load_aliases()
+        self._aliases = {alias.name: alias for alias in aliases}
+        with self._lock:
+            self._revisions |= {MARK + name: 0 for name in self._aliases}
+        return aliases
+
+    async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:
+        """As the interface says."""
+        if not self._up:
+            raise RegistryUnavailable("the registry that nodes share is not in reach: no alias can be moved now")
+        try:
+            revision = await asyncio.wait_for(asyncio.wrap_future(self._sync.swap_alias(before, after)), MOVE_SECONDS)
+        except (RedisAwayError, RedisRefusedError, asyncio.TimeoutError):
+            raise RegistryUnavailable("the registry that nodes share did not take the move; look what it has") from None
+        if not revision:
+            raise AliasMoved(f"alias {after.name!r} was moved by another node meanwhile", name=after.name)
+        if self._is_newer(after, revision):
+            await self._copy.swap_alias(None, after)
+        return self._aliases[after.name]
+
+    def _is_newer(self, alias: Alias, revision: int) -> bool:
+        """Take an alias as the store has it, unless a later one was taken already; say whether it was taken."""
+        with self._lock:
+            if revision <= self._revisions.get(MARK + alias.name, 0):
+                return False
+            self._revisions[MARK + alias.name] = revision
+        self._aliases[alias.name] = alias
+        return True
+
+    def sync_of(self, artifact_id: str) -> Sync | None:
+        """As the interface says."""
+        known = self._known.get(artifact_id)
+        if artifact_id in self._dirty or artifact_id in self._publishing:
+            return Sync(SyncState.QUEUED)
+        if known is None:
+            return Sync(SyncState.LOCAL)
+        return Sync(SyncState.CONFLICT, known.conflict) if known.conflict else Sync(SyncState.PUBLISHED)
+
+    @property
+    def is_up(self) -> bool:
+        """As the interface says: all of it was read, and nothing failed since."""
+        return self._up
+
+    async def close(self) -> None:
+        """As the interface says; what is queued stays so for the next start."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+            self._tasks = []
+            await asyncio.to_thread(self._sync.stop)
+        await self._copy.close()
+
+    # --- what changed here --------------------------------------------------
+
+    def _mark(self, artifact_id: str, mine: Registration) -> None:
+        """Queue an ID if the store is not known to have it as it is here."""
+        known = self._known.get(artifact_id, _NEW)
+        is_pinned_anew = bool(mine.digest) and not mine.follow and mine.digest != known.digest
+        is_other = is_shared(mine) and (essence(mine) != known.essence or is_pinned_anew)
+        if is_other or artifact_id in self._publishing:
+            self._dirty[artifact_id] = None
+            self._changed.set()
+        else:
+            self._dirty.pop(artifact_id, None)
+        self._note(artifact_id)
+
+    def _note(self, artifact_id: str) -> None:
+        if self._listener is not None:
+            self._listener.note_sync(artifact_id)
+
+    async def _publish(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._up and self._dirty:
+                ids = list(self._dirty)[:_PUBLISH_COUNT]
+                for artifact_id in ids:
+                    del self._dirty[artifact_id]
+                self._publishing.update(ids)
+                try:
+                    await self._publish_some(ids)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the changes stay queued
+                    _log.debug("changes stay queued: %s", error)
+                    self._dirty = dict.fromkeys(ids) | self._dirty
+                    self._publishing.difference_update(ids)
+                    await asyncio.sleep(_AGAIN_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
+                finally:
+                    self._publishing.difference_update(ids)
+
+    async def _publish_some(self, ids: Sequence[str]) -> None:
+        there = await self._copy.run(lambda connection: read_some(connection, ids))
+        changes = []
+        for artifact_id in ids:
+            mine, known = there.get(artifact_id), self._known.get(artifact_id, _NEW)
+            is_told = is_shared(mine) if mine is not None else known.is_removed
+            if is_told:
+                changes.append(Change(artifact_id, known.revision, known.essence_seen, known.digest, mine))
+        decisions = await asyncio.wrap_future(self._sync.publish(changes)) if changes else []
+        self._publishing.difference_update(ids)
+        for decision in decisions:
+            self._decided(decision)
+        written = [decision.change.artifact_id for decision in decisions if decision.verdict is Verdict.WRITE]
+        await self._keep_known(written)  # what others have is kept once it is taken up
+        for artifact_id in ids:
+            self._note(artifact_id)
+
+    def _decided(self, decision: Decision) -> None:
+        artifact_id, now = decision.change.artifact_id, decision.now
+        asking = self._asking.get(artifact_id)
+        if decision.verdict is Verdict.WRITE and now is not None:
+            mine, before = decision.change.registration, self._known.get(artifact_id, _NEW)
+            self._know(artifact_id, now, digest=(mine.digest if mine else "") or before.digest)
+            self._answer(asking, "")
+        elif now is not None and artifact_id not in self._dirty:  # else it has changed here since, which is judged next
+            is_conflict = decision.verdict is not Verdict.FOLLOW
+            conflict = conflict_text(decision.change, now) if is_conflict else ""
+            if conflict:
+                self._count("conflict")
+            is_told = self._answer(asking, conflict) and bool(conflict)
+            self._hear(now, "" if is_told else conflict)
+
+    @staticmethod
+    def _answer(asking: asyncio.Future[str] | None, conflict: str) -> bool:
+        """Tell who waits; say whether there was somebody."""
+        if asking is None or asking.done():
+            return False
+        asking.set_result(conflict)
+        return True
+
+    # --- what changed elsewhere ---------------------------------------------
+
+    def _hear(self, shared: Shared, conflict: str = "") -> None:
+        self._heard.put_nowait(Heard(shared.artifact_id, shared.registration, conflict))
+        self._know(shared.artifact_id, shared, conflict, self._known.get(shared.artifact_id, _NEW).digest)
+
+    def _found(self, found: Sequence[Shared]) -> None:
+        for shared in found:
+            if shared.alias is not None:
+                self._found_alias(shared.alias, shared.revision)
+                continue
+            known = self._known.get(shared.artifact_id, _NEW)
+            is_ours = shared.artifact_id in self._dirty or shared.artifact_id in self._publishing
+            if shared.revision != known.revision and not is_ours:  # what is ours is decided when it is published
+                self._hear(shared)
+
+    def _found_alias(self, alias: Alias, revision: int) -> None:
+        mine = self._aliases.get(alias.name)
+        if self._is_newer(alias, revision) and mine != alias and self._listener is not None:
+            self._listener.hear_alias(alias)
+            keeping = asyncio.ensure_future(self._copy.swap_alias(mine, alias))  # the copy's thread keeps the order
+            self._keeping.add(keeping)
+            keeping.add_done_callback(self._keeping.discard)
+        elif mine is not None and mine != alias:  # the store went back in time
+            self._sync.swap_alias(alias, mine)
+
+    def _missing(self, ids: Sequence[str]) -> None:
+        """Publish again what the store has lost."""
+        for artifact_id in ids:
+            alias = self._aliases.get(artifact_id.removeprefix(MARK)) if artifact_id.startswith(MARK) else None
+            if alias is not None:
+                self._sync.swap_alias(None, alias)  # should others be first, theirs is found
+            if artifact_id in self._known:
+                self._set_known(artifact_id, replace(self._known[artifact_id], essence=_LOST))
+                self._dirty[artifact_id] = None
+                self._note(artifact_id)
+        self._changed.set()
+
+    def _came_up(self, up: bool) -> None:
+        self._up = up
+        self._changed.set()
+
+    async def _take_up(self) -> None:
+        while True:
+            some = [await self._heard.get()]
+            while len(some) < _HEAR_COUNT and not self._heard.empty():
+                some.append(self._heard.get_nowait())
+            last = {heard.artifact_id: heard for heard in some}
+            await asyncio.gather(*map(self._take_up_one, last.values()))
+            await self._keep_known(list(last))
+
+    async def _take_up_one(self, heard: Heard) -> None:
+        if self._listener is None:
+            return
+        try:
+            is_alike = await self._listener.hear(heard)
+        except WarmshelfError as error:
+            _log.warning("what other nodes have of %s is left out: %s", heard.artifact_id, error)
+            self._count("refused")
+            self._refused(heard.artifact_id, error)
+            return
+        except Exception:  # noqa: BLE001 - a bug with one record must not end the task
+            _log.exception("what other nodes have of %s is left out", heard.artifact_id)
+            self._count("internal")
+            return
+        known = self._known.get(heard.artifact_id)
+        if is_alike and known is not None and heard.registration is not None:
+            self._set_known(heard.artifact_id, replace(known, digest=heard.registration.digest))
+        self._note(heard.artifact_id)
+
+    def _refused(self, artifact_id: str, error: WarmshelfError) -> None:
+        """What others have of an ID cannot be had here: whoever asks sees why, and the store is not changed for it."""
+        known = self._known.get(artifact_id)
+        if known is not None:
+            self._set_known(artifact_id, replace(known, conflict=error.message))
+        self._note(artifact_id)
+
+    # --- what is known of the store -----------------------------------------
+
+    def _know(self, artifact_id: str, shared: Shared, conflict: str = "", digest: str = "") -> None:
+        if shared.registration is None:
+            self._known.pop(artifact_id, None)
+            with self._lock:
+                self._revisions[artifact_id] = shared.revision  # read no more than once while we run
+            return
+        before = self._known.get(artifact_id, _NEW)
+        is_removed = before.is_removed and artifact_id in self._dirty  # since the change that was written now
+        seen = (REMOVED if is_removed else "") + essence(shared.registration)
+        self._set_known(artifact_id, Known(shared.revision, seen, digest, conflict))
+
+    def _set_known(self, artifact_id: str, known: Known) -> None:
+        self._known[artifact_id] = known
+        with self._lock:
+            self._revisions[artifact_id] = known.revision
+
+    async def _keep_known(self, ids: Sequence[str]) -> None:
+        kept = {artifact_id: self._known[artifact_id] for artifact_id in ids if artifact_id in self._known}
+        gone = [artifact_id for artifact_id in ids if artifact_id not in self._known]
+        if kept:
+            await self._copy.run(lambda connection: remember(connection, kept))
+        if gone:
+            await self._copy.run(lambda connection: forget(connection, gone))
+
+    # --- from the thread ----------------------------------------------------
+
+    def _ears(self) -> Ears:
+        def on_loop(function: Callable[..., None]) -> Callable[..., None]:
+            def tell(*arguments: Any) -> None:
+                if self._loop is None:
+                    raise Internal("the registry was not started")
+                with suppress(RuntimeError):  # the loop was closed: nobody listens
+                    self._loop.call_soon_threadsafe(function, *arguments)
+
+            return tell
+
+        return Ears(
+            found=on_loop(self._found),
+            missing=on_loop(self._missing),
+            up=on_loop(self._came_up),
+            failed=self._count,
+            known=self._revisions_now,
+        )
+
+    def _revisions_now(self) -> Mapping[str, int]:
+        with self._lock:
+            return dict(self._revisions)

@@ -1,0 +1,235 @@
+"""What nodes share of a registration, as one value of a store that others can write to. Pure.
+
+A value is ``REVISION kept ZLIB`` or ``REVISION removed SECONDS``: a whole number that
+rises with every change of the registry, and the record's JSON, compressed. What holds for
+one node alone is not in it: where its bytes lie, how its source looked there, the number
+that its engines know the adapter by. Reading it trusts nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import zlib
+from dataclasses import dataclass
+from enum import Enum
+
+from warmshelf.types import Alias, BaseCheck
+from warmshelfd.domain.catalog import spec_conflict
+from warmshelfd.registry.aliases import MARK, alias_from_json, alias_to_json
+from warmshelfd.registry.base import Registration
+from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
+
+VALUE_BYTES_MAX = 64 << 10
+"""Longest value that is read; ours have a few hundred bytes, a spec with the longest names some KB."""
+
+RECORD_BYTES_MAX = 1 << 20
+"""Longest record that a value may unfold to."""
+
+INSPECTED_BYTES_MAX = 1400
+"""Longest value that carries what the headers told; beyond, every node reads the headers itself at its first load. So
+an adapter takes at most 2 KB of the store's memory, the store's own overhead included."""
+
+NODE_SCHEMES = ("spool://",)
+"""Sources that only their own node can read: what was pushed to it."""
+
+_VALUE = re.compile(rb"([1-9][0-9]{0,17}) (kept|removed) (.*)", re.DOTALL)
+_VOCABULARY = "vocabulary:"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the store holds of one ID; ``registration`` is None where it was removed, or where ``alias`` stands."""
+
+    artifact_id: str
+    revision: int
+    registration: Registration | None
+    alias: Alias | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a node wants the store to hold of an ID.
+
+    Attributes:
+        artifact_id: the ID.
+        expected: the revision that the node knows of; 0 if of none.
+        essence_seen: of that revision; "" if of none.
+        digest_agreed: the pinned digest of that revision, if the node's own bytes were no other.
+        registration: what is wanted; None to remove it.
+    """
+
+    artifact_id: str
+    expected: int
+    essence_seen: str
+    digest_agreed: str
+    registration: Registration | None
+
+
+class Verdict(Enum):
+    """What becomes of a change."""
+
+    WRITE = "write"
+    FOLLOW = "follow"  # the store's is as good, or newer
+    OTHER_SPEC = "other_spec"
+    OTHER_DIGEST = "other_digest"
+
+
+def is_shared(registration: Registration) -> bool:
+    """Say whether other nodes can read the source too."""
+    return not registration.spec.source.uri.startswith(NODE_SCHEMES)
+
+
+def essence(registration: Registration | None) -> str:
+    """Return a digest of what has to be the same everywhere beside the pinned digest; "" of nothing."""
+    r = registration
+    if r is None:
+        return ""
+    source = r.spec.source
+    parts = (source.uri, source.revision, source.expected_digest, r.spec.kind.value, r.spec.base_id)
+    text = repr((*parts, r.follow, r.keep_resident))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def shared_part(registration: Registration) -> Registration:
+    """Return the registration without what holds for this node alone."""
+    inspection = registration.inspection
+    if inspection is not None and inspection.adapter is not None:
+        adapter = dataclasses.replace(
+            inspection.adapter,
+            adapter_number=0,
+            base_check=BaseCheck.UNCHECKED,
+            unmatched_module_names=(),
+            features=tuple(name for name in inspection.adapter.features if not name.startswith(_VOCABULARY)),
+        )
+        inspection = dataclasses.replace(inspection, adapter=adapter)
+    return dataclasses.replace(
+        registration,
+        inspection=inspection,
+        fingerprint="",
+        generation=0,
+        segment_id="",
+        hashes_owed=False,
+        digest="" if registration.follow else registration.digest,
+    )
+
+
+def to_value(revision: int, registration: Registration | None, now_seconds: int) -> bytes:
+    """Return the value to store."""
+    if registration is None:
+        return b"%d removed %d" % (revision, now_seconds)
+    part = shared_part(registration)
+    value = b"%d kept %b" % (revision, _packed(part))
+    if len(value) <= INSPECTED_BYTES_MAX or part.inspection is None:
+        return value
+    bare = dataclasses.replace(part, inspection=None, adapter_shapes=None)
+    return b"%d kept %b" % (revision, _packed(bare))
+
+
+def alias_to_value(revision: int, alias: Alias) -> bytes:
+    """Return the value to store for an alias."""
+    return b"%d kept %b" % (revision, zlib.compress(alias_to_json(alias).encode("ascii"), 9))
+
+
+def from_value(artifact_id: str, value: bytes) -> Shared:
+    """Return what a value says of an ID.
+
+    Raises:
+        BadRecord: nothing that can be used.
+    """
+    match = _VALUE.fullmatch(value)
+    if match is None or len(value) > VALUE_BYTES_MAX:
+        raise BadRecord("is no value of a registry")
+    if match[2] == b"removed":
+        return Shared(artifact_id, int(match[1]), None)
+    if artifact_id.startswith(MARK):
+        alias = alias_from_json(_unpacked(match[3]))
+        if MARK + alias.name != artifact_id:
+            raise BadRecord(f"is the record of {alias.name!r}")
+        return Shared(artifact_id, int(match[1]), None, alias)
+    registration = registration_from_json(_unpacked(match[3]))
+    if registration.artifact_id != artifact_id:
+        raise BadRecord(f"is the record of {registration.artifact_id!r}")
+    if registration != shared_part(registration):
+        raise BadRecord("has what holds for one node alone")
+    return Shared(artifact_id, int(match[1]), registration)
+
+
+def revision_of(value: bytes) -> int:
+    """Return a value's revision; 0 if it is no value of ours."""
+    match = _VALUE.match(value)
+    return int(match[1]) if match else 0
+
+
+def removed_at(value: bytes) -> int | None:
+    """Return when the value's ID was removed, in seconds since 1970; None if it was not."""
+    match = _VALUE.fullmatch(value)
+    return int(match[3]) if match and match[2] == b"removed" and match[3].isdigit() else None
+
+
+def judge(change: Change, current: Shared | None) -> Verdict:
+    """Say what becomes of a change, by what the store holds now; None if that is nothing."""
+    if current is None:
+        return Verdict.WRITE
+    mine, theirs = change.registration, current.registration
+    is_as_seen = theirs is not None and essence(theirs) == change.essence_seen  # a digest may have been pinned since
+    if current.revision == change.expected or is_as_seen:
+        return Verdict.OTHER_DIGEST if _breaks_pin(change, mine, theirs) else Verdict.WRITE
+    if theirs is None:  # removed since, unless the node never knew it
+        return Verdict.FOLLOW if change.expected or mine is None else Verdict.WRITE
+    if mine is None:
+        return Verdict.OTHER_SPEC if change.expected else Verdict.FOLLOW
+    return _compared(mine, theirs)
+
+
+def _compared(mine: Registration, theirs: Registration) -> Verdict:
+    """Say which of two registrations that know nothing of each other holds."""
+    if spec_conflict(theirs.spec, mine.spec) or mine.follow != theirs.follow:
+        return Verdict.OTHER_SPEC
+    if mine.follow or not mine.digest or mine.digest == theirs.digest:
+        return Verdict.FOLLOW
+    return Verdict.OTHER_DIGEST if theirs.digest else Verdict.WRITE
+
+
+def _breaks_pin(change: Change, mine: Registration | None, theirs: Registration | None) -> bool:
+    """Say whether a node that never had the pinned bytes would pin others."""
+    if mine is None or theirs is None or mine.follow or spec_conflict(theirs.spec, mine.spec):
+        return False
+    return bool(mine.digest and theirs.digest) and theirs.digest not in (mine.digest, change.digest_agreed)
+
+
+def to_write(change: Change, current: Shared | None) -> Change:
+    """Return the change as it is written: a digest that the node does not know yet stays as it is pinned."""
+    mine, theirs = change.registration, current.registration if current else None
+    if mine is None or theirs is None or mine.digest or mine.follow or spec_conflict(theirs.spec, mine.spec):
+        return change
+    return dataclasses.replace(change, registration=dataclasses.replace(mine, digest=theirs.digest))
+
+
+def conflict_text(change: Change, current: Shared) -> str:
+    """Say why a change was refused."""
+    mine, theirs = change.registration, current.registration
+    if mine is None or theirs is None:
+        return "it was changed by another node meanwhile"
+    differs = spec_conflict(theirs.spec, mine.spec)
+    if differs:
+        return f"other nodes have it with another {differs}: {theirs.spec.source.uri}, not {mine.spec.source.uri}"
+    if mine.digest and theirs.digest and mine.digest != theirs.digest:
+        return f"other nodes have it pinned to {theirs.digest}, here it is {mine.digest}"
+    return "other nodes follow its source" if theirs.follow else "other nodes do not follow its source"
+
+
+def _packed(registration: Registration) -> bytes:
+    return zlib.compress(registration_to_json(registration).encode("ascii"), 9)
+
+
+def _unpacked(data: bytes) -> str:
+    unfold = zlib.decompressobj()
+    try:
+        text = unfold.decompress(data, RECORD_BYTES_MAX)
+        if not unfold.eof:
+            raise BadRecord(f"unfolds to more than {RECORD_BYTES_MAX} bytes, or is cut off")
+        return text.decode("ascii")
+    except (zlib.error, UnicodeDecodeError):
+        raise BadRecord("does not unfold to a record") from None

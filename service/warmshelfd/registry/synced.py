@@ -1,0 +1,93 @@
+"""What a node knows of the shared store, in its copy's file: one row for each ID that the store has.
+
+A registration without such a row, or another than the row says, is still to be published; a
+removal to be published has a row that says so. Runs on the copy's thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from warmshelfd.registry.base import Registration
+from warmshelfd.registry.records import registration_from_json
+
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS synced "
+    "(artifact_id TEXT NOT NULL PRIMARY KEY, revision INTEGER NOT NULL, essence TEXT NOT NULL, "
+    "digest TEXT NOT NULL, conflict TEXT NOT NULL)"
+)
+
+
+REMOVED = "removed "
+"""Begins the essence of an ID that this node removed and the store still has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the store has of an ID.
+
+    Attributes:
+        revision: under which number.
+        essence: what it has to be everywhere, as a digest; "" where it is removed or was never there.
+        digest: the pinned one, if this node's own bytes were no other.
+        conflict: why what this node made of it was refused.
+    """
+
+    revision: int
+    essence: str
+    digest: str = ""
+    conflict: str = ""
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether this node removed the ID, which the store does not know yet."""
+        return self.essence.startswith(REMOVED)
+
+    @property
+    def essence_seen(self) -> str:
+        """The essence that the store was last known to have."""
+        return self.essence.removeprefix(REMOVED)
+
+
+def load_known(connection: sqlite3.Connection) -> dict[str, Known]:
+    """Return all rows by ID."""
+    connection.execute(TABLE)
+    rows = connection.execute("SELECT artifact_id, revision, essence, digest, conflict FROM synced")
+    known = {}
+    for artifact_id, revision, *texts in rows:
+        with suppress(ValueError, AttributeError):
+            known[artifact_id.decode("ascii")] = Known(int(revision), *(text.decode() for text in texts))
+    return known
+
+
+def remember(connection: sqlite3.Connection, known: Mapping[str, Known]) -> None:
+    """Keep rows."""
+    connection.execute(TABLE)  # the file may have been made anew meanwhile
+    rows = [(artifact_id, one.revision, one.essence, one.digest, one.conflict) for artifact_id, one in known.items()]
+    connection.executemany("REPLACE INTO synced VALUES (?, ?, ?, ?, ?)", rows)
+
+
+def forget(connection: sqlite3.Connection, ids: Sequence[str]) -> None:
+    """Drop rows."""
+    connection.execute(TABLE)
+    connection.executemany("DELETE FROM synced WHERE artifact_id = ?", [(artifact_id,) for artifact_id in ids])
+
+
+def remove(connection: sqlite3.Connection, artifact_id: str, removed: Known) -> None:
+    """Drop a registration, and keep that it is to be published."""
+    connection.execute("DELETE FROM registrations WHERE artifact_id = ?", (artifact_id,))
+    remember(connection, {artifact_id: removed})
+
+
+def read_some(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Registration]:
+    """Return the registrations of some IDs that can be read."""
+    found = {}
+    for artifact_id in ids:
+        row = connection.execute("SELECT record FROM registrations WHERE artifact_id = ?", (artifact_id,)).fetchone()
+        if row is not None:
+            with suppress(ValueError):
+                found[artifact_id] = registration_from_json(row[0].decode("ascii"))
+    return found
