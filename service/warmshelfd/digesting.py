@@ -13,7 +13,7 @@ from typing import TypeAlias
 import blake3
 
 from warmshelf.digest import combine
-from warmshelf.errors import DigestMismatch, LoadCancelled
+from warmshelf.errors import DigestMismatch, LoadCancelled, UnsupportedFormat
 from warmshelf.layout import TensorSpec
 from warmshelfd.formats.base import Check, Inspected
 from warmshelfd.sources.base import OpenSource
@@ -104,6 +104,19 @@ def file_digest(source: OpenSource, name: str, size: int, cancelled: Cancelled) 
         source.read_into(name, start, view)
         hasher.update(view)
     return "sha256:" + hasher.hexdigest()
+
+
+def one_file_digest(source: OpenSource, names: Sequence[str], cancelled: Cancelled) -> str:
+    """Return ``sha256:<hex>`` over the only file of weights that a source has.
+
+    Raises:
+        UnsupportedFormat: it has several.
+    """
+    if len(names) != 1:
+        raise UnsupportedFormat(
+            f"a sha256 digest is that of one file, the source has {len(names)}", file_count=len(names)
+        )
+    return file_digest(source, names[0], source.files()[names[0]], cancelled)
 
 
 def by_crc32(check: Check, parts: Iterable[Part]) -> None:

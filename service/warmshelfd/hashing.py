@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from warmshelf.errors import DigestMismatch, SegmentCorrupt
+from warmshelf.errors import DigestMismatch, SegmentCorrupt, SourceChanged
 from warmshelf.types import ArtifactState
 from warmshelf.v1 import manifest_pb2
 from warmshelfd.digesting import Cancelled, by_sha256, check_hashes, content_digest
@@ -37,6 +37,22 @@ class Hashing:
             shelved.hashing = asyncio.get_running_loop().create_task(self._hash(entry, shelved))
             shelved.hashing.add_done_callback(log_failure)
         return shelved.hashing
+
+    async def source_sha256(self, entry: Entry) -> str:
+        """Return the sha256 digest of the file that the resident bytes came from, which only the source tells.
+
+        Raises:
+            SourceChanged: the source is no longer that file.
+            UnsupportedFormat: the artifact comes from several files.
+        """
+        fingerprint = entry.fingerprint
+        actual, found = await self._shelf.source_sha256(entry)
+        if found != fingerprint:
+            raise SourceChanged(
+                f"the source of {entry.artifact_id!r} changed since it was loaded, and only it tells a sha256",
+                artifact_id=entry.artifact_id,
+            )
+        return actual
 
     async def _hash(self, entry: Entry, shelved: Shelved) -> None:
         segment, known, hashes_owed = shelved.segment, entry.digest, entry.hashes_owed

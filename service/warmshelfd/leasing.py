@@ -245,12 +245,16 @@ class Leasing:
                 if not hashing.cancelled() and hashing.exception() is not None:
                     await hashing
             return False  # look again
-        if expected != entry.digest:
+        actual = entry.digest
+        if expected.startswith("sha256:"):  # which only the source tells
+            why = f"the source of {entry.artifact_id!r} is being hashed"
+            actual = await _within(self._hashing.source_sha256(entry), until, why)
+        if expected != actual:
             raise DigestMismatch(
-                f"{entry.artifact_id!r} has digest {entry.digest or 'unknown'}, expected {expected}",
+                f"{entry.artifact_id!r} has digest {actual or 'unknown'}, expected {expected}",
                 artifact_id=entry.artifact_id,
                 expected=expected,
-                actual=entry.digest,
+                actual=actual,
             )
         return True
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from warmshelf._wire import KIND_NUMBERS
-from warmshelf.errors import ArenaFull, SourceChanged, SourceChangedDuringLoad, UnsupportedFormat
+from warmshelf.errors import ArenaFull, SourceChanged, SourceChangedDuringLoad
 from warmshelf.types import ArtifactKind, LoadPhase, Source
 from warmshelf.v1 import manifest_pb2
 from warmshelfd import __version__, failpoints
@@ -30,7 +30,7 @@ from warmshelfd.digesting import (
     check_hashes,
     content_digest,
     expect,
-    file_digest,
+    one_file_digest,
     source_digest,
 )
 from warmshelfd.formats.base import Check
@@ -144,6 +144,20 @@ class Loader:
             config = config_of(inspected.kind, read_small_files(opened, examined))
             reads = plain_reads(opened, inspected, self._sources.keys)
             return source_digest(reads.read_into, inspected, config, cancelled)
+
+        return await self._with_source(source, digest)
+
+    async def source_sha256(self, source: Source) -> tuple[str, str]:
+        """Return the sha256 digest of a source's one file of weights, and how the source looked meanwhile.
+
+        Raises:
+            UnsupportedFormat: its weights are in several files.
+        """
+
+        def digest(opened: OpenSource, cancelled: Cancelled) -> tuple[str, str]:
+            examined = self._sources.examine(opened, cancelled)
+            actual = one_file_digest(opened, examined.inspected.file_names, cancelled)
+            return actual, opened.fingerprint(examined.inspected.all_names)
 
         return await self._with_source(source, digest)
 
@@ -345,13 +359,7 @@ def _check_pinned(known: Registration, digest: str) -> None:
 
 def _expect_file(job: _Job, cancelled: Cancelled) -> None:
     names = job.examined.inspected.file_names
-    if len(names) != 1:
-        raise UnsupportedFormat(
-            f"a sha256 digest is that of one file, the source has {len(names)}", file_count=len(names)
-        )
-    size = job.source.files()[names[0]]
-    actual = file_digest(job.source, names[0], size, cancelled)
-    expect(job.known.spec.source.expected_digest, actual, f"file {names[0]!r}")
+    expect(job.known.spec.source.expected_digest, one_file_digest(job.source, names, cancelled), f"file {names[0]!r}")
 
 
 def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int, *, hashes_owed: bool) -> Registration:

@@ -121,6 +121,10 @@ class Shelf:
             raise Draining("the daemon is stopping")
         return await self.registering.register(artifact_id, spec, options)
 
+    async def source_sha256(self, entry: Entry) -> tuple[str, str]:
+        """Return the sha256 digest of the one file that an artifact comes from, and how its source looks now."""
+        return await self._loader.source_sha256(entry.spec.source)
+
     def _abandon(self, artifact_id: str) -> None:
         """Stop a load whose outcome nobody could use."""
         self.flights.abandon(artifact_id)

@@ -277,6 +277,22 @@ def sha256_of(path: Path) -> str:
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
+def test_the_sha256_of_the_source_file_can_be_expected_by_whoever_acquires(shared: Daemon, source: Path) -> None:
+    right = sha256_of(source)
+    with shared.connect() as shelf:
+        shelf.register("one", source)
+        for _ in range(2):  # cold, and resident
+            with shelf.acquire("one", timeout=20, expected_digest=right) as lease:
+                assert lease["w"] == ONES["w"][2]
+        with pytest.raises(errors.DigestMismatch) as caught:
+            shelf.acquire("one", timeout=20, expected_digest=f"sha256:{WRONG}")
+        assert caught.value.details["actual"] == right
+        os.utime(source, ns=(1, 1))
+        with pytest.raises(errors.SourceChanged):  # only the source tells, and it may be another now
+            shelf.acquire("one", timeout=20, expected_digest=right)
+        assert shelf.leases() == []
+
+
 @pytest.mark.parametrize("algorithm", ["blake3", "sha256"])
 def test_a_digest_given_at_registration_is_checked_before_anything_is_served(
     shared: Daemon, source: Path, algorithm: str

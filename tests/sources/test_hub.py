@@ -292,7 +292,7 @@ def test_a_snapshot_whose_blobs_lie_outside_is_refused(daemon: Daemon, tmp_path:
 
 
 def test_sources_without_their_library_name_the_extra() -> None:
-    sources = Sources({}, FormatLimits(), Keys([]))
+    sources = Sources({}, FormatLimits(), Keys([]), 64 << 20)
     for uri, extra in (("s3://bucket/x", "s3"), ("hf://org/name", "hub")):
         with pytest.raises(InvalidSpec, match=rf"pip install 'warmshelf\[{extra}\]'"):
             sources.open(Source(uri=uri))

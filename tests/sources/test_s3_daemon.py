@@ -269,7 +269,7 @@ def test_an_adapter_of_many_small_tensors_is_loaded_by_few_requests(
 ) -> None:
     """Each costs a round trip: to look, for every 4 MiB of the weights, and to be sure that nothing has changed."""
     shapes = {name: shape for i in range(210) for name, shape in pair(f"layers.{i}.q_proj", 8, 1500, 1500).items()}
-    files = adapter_files(shapes)
+    files = adapter_files(shapes, r=8)
     bucket.put_all("lora/", files)
     start(daemon, bucket, proxy.endpoint)
     with daemon.connect() as shelf:

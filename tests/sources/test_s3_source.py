@@ -265,9 +265,9 @@ def test_inspecting_a_hundred_shards_asks_once_for_each(bucket: Bucket, proxy: F
     bucket.put_all(
         "m/", {path.name: path.read_bytes() for path in (*paths, tmp_path / "m/model.safetensors.index.json")}
     )
-    sources = Sources({"s3": opener_of(proxy.endpoint, bucket.uri)}, FormatLimits(), Keys([]))
+    sources = Sources({"s3": opener_of(proxy.endpoint, bucket.uri)}, FormatLimits(), Keys([]), 64 << 20)
     with sources.open(source_of(f"{bucket.uri}/m")) as opened:
-        examined = sources.examine(opened)
+        examined = sources.examine(opened, lambda: False)
     assert examined.inspection.tensor_count == 100
     objects = [request.target for request in proxy.requests if request.range]
     assert len(objects) == len(set(objects)) == 101
@@ -300,6 +300,6 @@ def source_of(uri: str) -> Source:
 
 
 def inspect(openers: Mapping[str, S3Opener], uri: str) -> None:
-    sources = Sources(openers, FormatLimits(), Keys([]))
+    sources = Sources(openers, FormatLimits(), Keys([]), 64 << 20)
     with sources.open(source_of(uri)) as opened:
-        sources.examine(opened)
+        sources.examine(opened, lambda: False)
