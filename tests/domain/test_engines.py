@@ -48,6 +48,30 @@ def test_vllm_does_with_a_feature_what_was_read_there(feature: str, outcome: Eng
 
 
 @pytest.mark.parametrize(
+    ("module", "fields", "features", "reason"),
+    [
+        ("layers.0.v_proj", {}, (), "target_modules does not name layers.0.v_proj"),
+        ("layers.0.my_q_proj", {}, (), "target_modules does not name layers.0.my_q_proj"),
+        ("layers.0.q_proj", {"use_dora": False}, ("dora",), "use_dora is not set"),
+    ],
+)
+def test_peft_leaves_out_tensors_of_which_the_config_does_not_tell(
+    module: str, fields: dict[str, object], features: tuple[str, ...], reason: str
+) -> None:
+    """B07, B15: tried with PEFT's own from_pretrained, which says nothing."""
+    config = json.dumps({**PLAIN, **fields}).encode()
+    peft, *_ = engine_verdicts(AdapterInspection(features=features, module_names=(module,), config_json=config))
+    assert peft.outcome is MISSERVES
+    assert any(reason in text for text in peft.reasons)
+
+
+@pytest.mark.parametrize("module", ["q_proj", "model.layers.0.q_proj"])
+def test_peft_serves_modules_that_the_config_names(module: str) -> None:
+    peft, *_ = engine_verdicts(AdapterInspection(module_names=(module,), config_json=json.dumps(PLAIN).encode()))
+    assert peft.outcome is SERVES
+
+
+@pytest.mark.parametrize(
     ("rank", "pattern", "outcome", "reason"),
     [
         (16, {}, SERVES, None),

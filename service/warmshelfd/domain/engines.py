@@ -33,6 +33,7 @@ class Engine:
         ranks: the limits that may be chosen for it, in order; none: any rank.
         rank_default: the limit if none is chosen.
         saved_modules: names in ``modules_to_save`` that it takes; None: any.
+        goes_by_config: whether it makes only the modules that the config tells of, and leaves out other tensors.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Engine:
     ranks: tuple[int, ...] = ()
     rank_default: int = 0
     saved_modules: frozenset[str] | None = None
+    goes_by_config: bool = False
 
 
 _ALIKE: Rule = (_SERVES, "")
@@ -50,6 +52,7 @@ _ALIKE: Rule = (_SERVES, "")
 _PEFT = Engine(
     name="peft",
     version="0.21",
+    goes_by_config=True,
     rules={
         **dict.fromkeys(
             (
@@ -114,6 +117,7 @@ def engine_verdicts(adapter: AdapterInspection) -> tuple[EngineVerdict, ...]:
 def _verdict(engine: Engine, adapter: AdapterInspection, config: Mapping[str, Any]) -> EngineVerdict:
     found = [
         *_of_config(engine, config),
+        *(_of_tensors(adapter, config) if engine.goes_by_config else ()),
         *_of_rank(engine, adapter.rank_max, config),
         *(_of_feature(engine, feature, config) for feature in adapter.features),
     ]
@@ -140,6 +144,25 @@ def _of_config(engine: Engine, config: Mapping[str, Any]) -> Iterator[Rule]:
     missing = [field for field in engine.required if field not in config]
     if missing:
         yield _REFUSES, f"the config must have {' and '.join(missing)}"
+
+
+def _of_tensors(adapter: AdapterInspection, config: Mapping[str, Any]) -> Iterator[Rule]:
+    """What tensors there are that the config does not tell of. A pattern is not tried on them: it may be hostile."""
+    targets = config.get("target_modules")
+    if "target_modules" in config and targets is None and not config.get("target_parameters"):
+        yield _IF, "target_modules is not set: only models for which PEFT has a default"
+    if "dora" in adapter.features and not config.get("use_dora"):
+        yield _MISSERVES, "dora: leaves the magnitudes out, as use_dora is not set"
+    if isinstance(targets, list) and not config.get("target_parameters"):
+        names = tuple(name for name in adapter.module_names if not _targets(targets, name, config))
+        if names:
+            yield _MISSERVES, f"target_modules does not name {names[0]}: leaves its tensors out"
+
+
+def _targets(targets: list[Any], name: str, config: Mapping[str, Any]) -> bool:
+    saved = config.get("modules_to_save")
+    named = [*targets, *(saved if isinstance(saved, list) else ())]
+    return any(name == target or name.endswith(f".{target}") for target in named)
 
 
 def _of_rank(engine: Engine, rank_max: int, config: Mapping[str, Any]) -> Iterator[Rule]:
