@@ -43,6 +43,9 @@ ARENA_VARIABLE = "WARMSHELF_ARENA"
 ACQUIRE_COUNT_MAX = 3
 """How often an acquire starts over because the daemon forgot the session or the lease."""
 
+RANK_MAX = (1 << 31) - 1
+"""What the protocol's int32 holds."""
+
 PLAIN_FEATURE = "lora"
 """Sent with the features that a worker names, because on the wire an empty list means any."""
 
@@ -224,6 +227,11 @@ class Shelf(Incoming, Naming):
             writable: whether this process may write into its own copy of a mapped segment. Without, the mapping
                 is read-only and shared, as ``warmshelf.torch.to_device`` needs it; a write ends the process.
         """
+        if isinstance(features, str) or not 0 <= rank_max <= RANK_MAX:
+            raise InvalidRequest(
+                f"features is a list of names, and rank_max is from 0 to {RANK_MAX}: {features!r}, {rank_max}",
+                rank_max=rank_max,
+            )
         request = lease_pb2.AcquireLeaseRequest(
             artifact_id=check_id(artifact_id),
             resident_only=resident_only,

@@ -319,3 +319,9 @@ def test_a_release_without_a_daemon_is_harmless(shelf: warmshelf.Shelf, stand_in
     lease = shelf.acquire("org/a")
     stand_in.stop()
     lease.release()
+
+
+@pytest.mark.parametrize("options", [{"features": "dora"}, {"rank_max": 1 << 40}, {"rank_max": -1}])
+def test_what_a_worker_cannot_mean_is_refused_before_a_call(options: dict[str, object]) -> None:
+    with warmshelf.connect("unix:///nowhere/api.sock") as shelf, pytest.raises(InvalidRequest, match="rank_max"):
+        shelf.acquire("a", **options)  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ TARGETS = {
     "segment-tables": READERS,
     "registry-record": READERS,
     "chunk-frame": READERS,
+    "redis-layout": READERS,
     "requests": "fuzz.served",
 }
 """Every target, and the module that only its child imports: instrumented, and no more than it needs."""

@@ -27,6 +27,14 @@ from warmshelf._frame import parse_frame
 from warmshelf.dtypes import DTYPES
 from warmshelf.errors import InvalidSpec, WarmshelfError
 from warmshelf.image import SegmentImage
+from warmshelf.redis_layout import (
+    FIELDS,
+    StoredFile,
+    StoredManifest,
+    chunk_keys,
+    decode_manifest,
+    encode_manifest,
+)
 from warmshelf.segment import parse_header
 from warmshelf.v1 import artifact_pb2, transfer_pb2
 from warmshelfd.formats.base import FormatLimits, Inspected
@@ -283,6 +291,25 @@ def chunk_frame_seeds() -> list[bytes]:
     ]
 
 
+_SEPARATOR = b"\xff|"
+
+
+def redis_layout(data: bytes) -> None:
+    values = data.split(_SEPARATOR, len(FIELDS) - 1)
+    fields = dict(zip(FIELDS, [*values, *[None] * len(FIELDS)], strict=False))
+    if fields[b"files"] is not None:  # or nothing would ever get behind the table's CRC
+        fields[b"files_crc32c"] = b"%08x" % crc32c.crc32c(fields[b"files"])
+    manifest = decode_manifest("here", fields)
+    assert decode_manifest("again", encode_manifest(manifest)) == manifest
+    assert len(chunk_keys("a", manifest)) == sum(len(file.crcs) // 4 for file in manifest.files)
+
+
+def redis_layout_seeds() -> list[bytes]:
+    files = (StoredFile("a.safetensors", (1 << 20) + 1, bytes(8)), StoredFile("config.json", 0, b""))
+    found = encode_manifest(StoredManifest("0" * 32, 1 << 20, files))
+    return [_SEPARATOR.join(found[field] for field in FIELDS)]
+
+
 def with_error(call: Callable[..., object], *arguments: object) -> None:
     """Call something that may refuse, and go on."""
     with suppress(WarmshelfError):
@@ -300,5 +327,6 @@ TARGETS: Mapping[str, Target] = {
     "segment-tables": Target(segment_tables, segment_tables_seeds),
     "registry-record": Target(registry_record, registry_record_seeds, (BadRecord, InvalidSpec), mutator=of_json),
     "chunk-frame": Target(chunk_frame, chunk_frame_seeds),
+    "redis-layout": Target(redis_layout, redis_layout_seeds),
 }
 """Every target here by its name."""
