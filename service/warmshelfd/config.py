@@ -94,16 +94,16 @@ def _defaults(environ: Mapping[str, str], warnings: list[str]) -> dict[str, _Giv
         "arena": f"/dev/shm/{user}",  # noqa: S108 - the arena makes it 0700 and checks its owner
         "registry": f"sqlite://{state}/warmshelf/registry.sqlite" if state else f"sqlite:///tmp/{user}/registry.sqlite",
         "registry_copy": f"{state}/warmshelf/registry.sqlite" if state else f"/tmp/{user}/registry.sqlite",  # noqa: S108
-        "spool": f"{state}/warmshelf/spool" if state else f"/tmp/{user}/spool",  # noqa: S108 - the spool makes it 0700
+        "spool": f"{state}/warmshelf/registry.spool" if state else f"/tmp/{user}/registry.spool",  # noqa: S108
     }
     return {name: _Given(value, f"the default of {name}") for name, value in defaults.items()}
 
 
 def _beside(settings: Settings) -> str:
-    """Return the spool beside the file that has the registrations."""
+    """Return the spool beside the file that has the registrations, and named for it: daemons may share a directory."""
     is_file = settings.registry.startswith(_SQLITE)
     path = settings.registry.removeprefix(_SQLITE) if is_file else settings.registry_copy
-    return os.path.join(os.path.dirname(path), "spool")
+    return os.path.splitext(path)[0] + ".spool"
 
 
 def _absolute(path: str | None) -> str:

@@ -130,7 +130,7 @@ class Settings(BaseSettings):
     registry_ca_file: str | None = None
     """PEM file of the authorities that are trusted for a registry in Redis over TLS. Default: the system's."""
     spool: Annotated[str, AfterValidator(_check_directory)] = ""
-    """Directory that keeps what clients push. Default: `spool` beside the registry's file."""
+    """Directory that keeps what clients push. Default: beside the registry's file, such as `registry.spool`."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
     """Prefixes that sources may lie under, such as `file:///models`; all else is refused. Default: the current
     directory, while only Unix sockets are listened on and it is not `/`; else nothing."""

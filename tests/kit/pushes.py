@@ -68,7 +68,7 @@ class PlainPush:
 
 
 def spool_of(daemon: Daemon) -> Path:
-    return daemon.registry.parent / "spool"
+    return daemon.registry.with_suffix(".spool")
 
 
 def kept(daemon: Daemon) -> list[str]:
