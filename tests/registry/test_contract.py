@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from kit.redis_server import RedisServer, free_port
 from warmshelf.errors import Internal
+from warmshelf.types import Alias
 from warmshelfd.registry.base import Heard, Listener, Registration, Registry
 from warmshelfd.registry.open import open_registry
 from warmshelfd.registry.records import registration_to_json
@@ -64,6 +65,9 @@ class Deaf(Listener):
 
     async def hear(self, heard: Heard) -> bool:
         return True
+
+    def hear_alias(self, alias: Alias) -> None:
+        pass
 
     def note_sync(self, artifact_id: str) -> None:
         pass
