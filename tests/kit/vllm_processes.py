@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kit.adapters import adapter_files, pair
+from kit.adapters import PREFIX, adapter_files, pair
 from kit.processes import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,6 +204,8 @@ def write_adapter(
     """Write an adapter of one module."""
     directory.mkdir()
     shapes = pair(module, rank, HIDDEN, HIDDEN)
+    if config.get("use_dora"):
+        shapes[f"{PREFIX}{module}.lora_magnitude_vector"] = (HIDDEN,)
     for name, data in adapter_files(shapes, r=rank, **config).items():
         (directory / name).write_bytes(data)
     return directory
