@@ -38,6 +38,7 @@ install: .venv/.installed ## Set up .venv (once, and again when what it is made 
 	@.venv-deploy/bin/python -m pip install --disable-pip-version-check -qq --no-deps -r requirements/compose.txt
 	@install -D -m 0644 requirements/npm/package.json .venv-deploy/npm/package.json
 	@cd .venv-deploy/npm && PATH="$$PWD/../bin:$$PATH" npm install --silent --no-audit --no-fund --no-package-lock
+	@touch $@
 
 # torchvision and its like are built for another torch than vLLM's, and transformers imports whichever it finds.
 .venv-vllm/.installed: pyproject.toml requirements/vllm.txt

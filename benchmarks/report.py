@@ -144,10 +144,13 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
+_MEGABYTE = 1e6
+
+
 def amount(side: Side) -> str:
     """Return the median for people."""
-    if side.unit == "bytes":
-        return f"{side.value / 1e6:,.1f} MB"
+    if side.unit == "bytes" and side.value >= _MEGABYTE:
+        return f"{side.value / _MEGABYTE:,.1f} MB"
     if side.unit != "s":
         return f"{side.value:,g} {side.unit}"
     return f"{side.value * 1000:.3g} ms" if side.value < 1 else f"{side.value:.3g} s"

@@ -105,7 +105,7 @@ class Daemon:
         return _of_proc(self.pid, "status", "RssAnon") << 10
 
     def read_bytes(self) -> int:
-        """What the process has read through system calls since it started, and so from sources."""
+        """What the process has read through system calls since it started: from sources, and from sealed segments."""
         return _of_proc(self.pid, "io", "rchar")
 
     def segments(self) -> list[str]:
