@@ -153,16 +153,26 @@ def _of_tensors(adapter: AdapterInspection, config: Mapping[str, Any]) -> Iterat
         yield _IF, "target_modules is not set: only models for which PEFT has a default"
     if "dora" in adapter.features and not config.get("use_dora"):
         yield _MISSERVES, "dora: leaves the magnitudes out, as use_dora is not set"
-    if isinstance(targets, list) and not config.get("target_parameters"):
-        names = tuple(name for name in adapter.module_names if not _targets(targets, name, config))
+    if (
+        isinstance(targets, list)
+        and not any(config.get(field) for field in _TELL_OF_OTHERS)
+        and config.get("bias") != "all"
+    ):
+        names = tuple(name for name in adapter.module_names if not _named(targets, name, config))
         if names:
             yield _MISSERVES, f"target_modules does not name {names[0]}: leaves its tensors out"
 
 
-def _targets(targets: list[Any], name: str, config: Mapping[str, Any]) -> bool:
+_TELL_OF_OTHERS = ("target_parameters", "trainable_token_indices", "ensure_weight_tying")
+"""Fields by which an adapter has tensors of modules that only the model can tell, such as its embeddings."""
+
+
+def _named(targets: list[Any], name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a config names a module as PEFT compares them: to save, by how its name ends, were it within a word."""
     saved = config.get("modules_to_save")
-    named = [*targets, *(saved if isinstance(saved, list) else ())]
-    return any(name == target or name.endswith(f".{target}") for target in named)
+    if isinstance(saved, list) and name.endswith(tuple(map(str, saved))):
+        return True
+    return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
 def _of_rank(engine: Engine, rank_max: int, config: Mapping[str, Any]) -> Iterator[Rule]:

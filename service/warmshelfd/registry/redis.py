@@ -24,9 +24,9 @@ from warmshelfd.registry.base import Heard, Listener, Registration, Registry
 from warmshelfd.registry.redis_link import Link
 from warmshelfd.registry.redis_store import Decision
 from warmshelfd.registry.redis_sync import Ears, RedisSync
-from warmshelfd.registry.shared import Change, Shared, Verdict, conflict_text, essence, is_shared
-from warmshelfd.registry.sqlite import SqliteRegistry
-from warmshelfd.registry.synced import REMOVED, Known, forget, load_known, read_some, remember, remove
+from warmshelfd.registry.shared import Change, Shared, Verdict, conflict_text, essence, is_alike, is_shared
+from warmshelfd.registry.sqlite import SqliteRegistry, to_row
+from warmshelfd.registry.synced import REMOVED, Known, keep_known, load_known, put_known, read_some, remove
 
 ANSWER_SECONDS = 0.5
 """How long a new registration waits for the other nodes' word; without one it is queued."""
@@ -61,6 +61,7 @@ class RedisRegistry(Registry):
         self._known: dict[str, Known] = {}  # what the store is known to have, by ID
         self._dirty: dict[str, None] = {}  # what is to be published, in order
         self._publishing: set[str] = set()  # of that, what is on its way
+        self._taking_up: dict[str, Registration] = {}  # what others have of some IDs, while the node takes it up
         self._asking: dict[str, asyncio.Future[str]] = {}  # new registrations that wait: "" or why they are refused
         self._changed = asyncio.Event()  # there is something to publish, or the store came into reach
         self._up = False
@@ -91,15 +92,23 @@ class RedisRegistry(Registry):
 
     async def put(self, registration: Registration) -> None:
         """As the interface says; other nodes are told later."""
-        self._mark(registration.artifact_id, registration)
-        await self._copy.put(registration)  # before anybody reads what to publish
+        artifact_id = registration.artifact_id
+        known, told = self._known.get(artifact_id), self._taking_up.get(artifact_id)
+        if known is not None and told is not None and is_alike(registration, told):
+            known = replace(known, digest=told.digest)
+            self._set_known(artifact_id, known)
+        self._mark(artifact_id, registration)
+        if known is None or artifact_id in self._dirty:
+            await self._copy.put(registration)  # before anybody reads what to publish
+        else:  # at once: should the process end in between, it would publish what others have changed
+            row = to_row(registration)
+            await self._copy.run(lambda connection: put_known(connection, row, known))
 
     async def put_new(self, registration: Registration) -> None:
         """As the interface says; if the store is in reach, it is asked first of all whether others know the ID."""
         artifact_id = registration.artifact_id
         if not self._up or not is_shared(registration):
-            await self.put(registration)
-            return
+            return await self.put(registration)
         answer = self._asking[artifact_id] = asyncio.get_running_loop().create_future()
         try:
             await self.put(registration)
@@ -107,9 +116,8 @@ class RedisRegistry(Registry):
                 conflict = await asyncio.wait_for(answer, ANSWER_SECONDS)
                 if conflict:
                     await self._copy.delete(artifact_id)
-                    raise SpecMismatch(
-                        f"{artifact_id!r} is registered in the fleet: {conflict}", artifact_id=artifact_id
-                    )
+                    text = f"{artifact_id!r} is registered in the fleet: {conflict}"
+                    raise SpecMismatch(text, artifact_id=artifact_id)
         finally:
             del self._asking[artifact_id]
 
@@ -185,8 +193,8 @@ class RedisRegistry(Registry):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-            self._tasks = []
             await asyncio.to_thread(self._sync.stop)
+            self._tasks.clear()
         await self._copy.close()
 
     # --- what changed here --------------------------------------------------
@@ -231,8 +239,7 @@ class RedisRegistry(Registry):
         changes = []
         for artifact_id in ids:
             mine, known = there.get(artifact_id), self._known.get(artifact_id, _NEW)
-            is_told = is_shared(mine) if mine is not None else known.is_removed
-            if is_told:
+            if is_shared(mine) if mine is not None else known.is_removed:
                 changes.append(Change(artifact_id, known.revision, known.essence_seen, known.digest, mine))
         decisions = await asyncio.wrap_future(self._sync.publish(changes)) if changes else []
         self._publishing.difference_update(ids)
@@ -251,20 +258,18 @@ class RedisRegistry(Registry):
             self._know(artifact_id, now, digest=(mine.digest if mine else "") or before.digest)
             self._answer(asking, "")
         elif now is not None and artifact_id not in self._dirty:  # else it has changed here since, which is judged next
-            is_conflict = decision.verdict is not Verdict.FOLLOW
-            conflict = conflict_text(decision.change, now) if is_conflict else ""
+            conflict = "" if decision.verdict is Verdict.FOLLOW else conflict_text(decision.change, now)
             if conflict:
                 self._count("conflict")
-            is_told = self._answer(asking, conflict) and bool(conflict)
-            self._hear(now, "" if is_told else conflict)
+            self._hear(now, "" if self._answer(asking, conflict) else conflict)
 
     @staticmethod
     def _answer(asking: asyncio.Future[str] | None, conflict: str) -> bool:
         """Tell who waits; say whether there was somebody."""
-        if asking is None or asking.done():
-            return False
-        asking.set_result(conflict)
-        return True
+        is_waiting = asking is not None and not asking.done()
+        if asking is not None and is_waiting:
+            asking.set_result(conflict)
+        return is_waiting
 
     # --- what changed elsewhere ---------------------------------------------
 
@@ -320,6 +325,8 @@ class RedisRegistry(Registry):
     async def _take_up_one(self, heard: Heard) -> None:
         if self._listener is None:
             return
+        if heard.registration is not None:
+            self._taking_up[heard.artifact_id] = heard.registration
         try:
             is_alike = await self._listener.hear(heard)
         except WarmshelfError as error:
@@ -331,6 +338,8 @@ class RedisRegistry(Registry):
             _log.exception("what other nodes have of %s is left out", heard.artifact_id)
             self._count("internal")
             return
+        finally:
+            self._taking_up.pop(heard.artifact_id, None)
         known = self._known.get(heard.artifact_id)
         if is_alike and known is not None and heard.registration is not None:
             self._set_known(heard.artifact_id, replace(known, digest=heard.registration.digest))
@@ -338,18 +347,17 @@ class RedisRegistry(Registry):
 
     def _refused(self, artifact_id: str, error: WarmshelfError) -> None:
         """What others have of an ID cannot be had here: whoever asks sees why, and the store is not changed for it."""
-        known = self._known.get(artifact_id)
-        if known is not None:
-            self._set_known(artifact_id, replace(known, conflict=error.message))
+        if artifact_id in self._known:
+            self._set_known(artifact_id, replace(self._known[artifact_id], conflict=error.message))
         self._note(artifact_id)
 
     # --- what is known of the store -----------------------------------------
 
     def _know(self, artifact_id: str, shared: Shared, conflict: str = "", digest: str = "") -> None:
+        with self._lock:
+            self._revisions[artifact_id] = shared.revision  # what is removed too: it is read no more than once
         if shared.registration is None:
             self._known.pop(artifact_id, None)
-            with self._lock:
-                self._revisions[artifact_id] = shared.revision  # read no more than once while we run
             return
         before = self._known.get(artifact_id, _NEW)
         is_removed = before.is_removed and artifact_id in self._dirty  # since the change that was written now
@@ -364,10 +372,8 @@ class RedisRegistry(Registry):
     async def _keep_known(self, ids: Sequence[str]) -> None:
         kept = {artifact_id: self._known[artifact_id] for artifact_id in ids if artifact_id in self._known}
         gone = [artifact_id for artifact_id in ids if artifact_id not in self._known]
-        if kept:
-            await self._copy.run(lambda connection: remember(connection, kept))
-        if gone:
-            await self._copy.run(lambda connection: forget(connection, gone))
+        if ids:
+            await self._copy.run(lambda connection: keep_known(connection, kept, gone))
 
     # --- from the thread ----------------------------------------------------
 

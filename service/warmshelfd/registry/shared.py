@@ -92,6 +92,11 @@ def essence(registration: Registration | None) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def is_alike(mine: Registration, theirs: Registration) -> bool:
+    """Say whether two registrations of an ID are the same to other nodes."""
+    return essence(mine) == essence(theirs) and (mine.follow or mine.digest == theirs.digest)
+
+
 def shared_part(registration: Registration) -> Registration:
     """Return the registration without what holds for this node alone."""
     inspection = registration.inspection
@@ -180,6 +185,8 @@ def judge(change: Change, current: Shared | None) -> Verdict:
         return Verdict.FOLLOW if change.expected or mine is None else Verdict.WRITE
     if mine is None:
         return Verdict.OTHER_SPEC if change.expected else Verdict.FOLLOW
+    if essence(mine) == change.essence_seen:  # it has only pinned what others have replaced meanwhile
+        return Verdict.FOLLOW
     return _compared(mine, theirs)
 
 

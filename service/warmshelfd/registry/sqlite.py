@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _Work = Callable[[sqlite3.Connection], Any]
+Row = tuple[str, str]
+"""A registration as it is kept: its ID and its record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,8 @@ class SqliteRegistry(Registry):
 
     async def put(self, registration: Registration) -> None:
         """As the interface says."""
-        try:
-            row = registration.artifact_id, registration_to_json(registration)
-        except BadRecord as error:
-            raise Internal(f"the registry cannot keep this registration: {error}") from error
-        await self._do(lambda connection: connection.execute("REPLACE INTO registrations VALUES (?, ?)", row))
+        row = to_row(registration)
+        await self._do(lambda connection: put_row(connection, row))
 
     async def delete(self, artifact_id: str) -> None:
         """As the interface says."""
@@ -156,6 +155,23 @@ class SqliteRegistry(Registry):
         else:
             for job, result in zip(jobs, results, strict=True):
                 _tell(job, result)
+
+
+def to_row(registration: Registration) -> Row:
+    """Return what is kept of a registration.
+
+    Raises:
+        Internal: it has what no record can.
+    """
+    try:
+        return registration.artifact_id, registration_to_json(registration)
+    except BadRecord as error:
+        raise Internal(f"the registry cannot keep this registration: {error}") from error
+
+
+def put_row(connection: sqlite3.Connection, row: Row) -> None:
+    """Keep a registration."""
+    connection.execute("REPLACE INTO registrations VALUES (?, ?)", row)
 
 
 def _in_one_transaction(connection: sqlite3.Connection, jobs: Sequence[_Job]) -> list[Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.records import registration_from_json
+from warmshelfd.registry.sqlite import Row, put_row
 
 TABLE = (
     "CREATE TABLE IF NOT EXISTS synced "
@@ -63,23 +64,24 @@ def load_known(connection: sqlite3.Connection) -> dict[str, Known]:
     return known
 
 
-def remember(connection: sqlite3.Connection, known: Mapping[str, Known]) -> None:
-    """Keep rows."""
+def keep_known(connection: sqlite3.Connection, known: Mapping[str, Known], gone: Sequence[str] = ()) -> None:
+    """Keep rows, and drop those of IDs of which nothing is known any more."""
     connection.execute(TABLE)  # the file may have been made anew meanwhile
     rows = [(artifact_id, one.revision, one.essence, one.digest, one.conflict) for artifact_id, one in known.items()]
     connection.executemany("REPLACE INTO synced VALUES (?, ?, ?, ?, ?)", rows)
+    connection.executemany("DELETE FROM synced WHERE artifact_id = ?", [(artifact_id,) for artifact_id in gone])
 
 
-def forget(connection: sqlite3.Connection, ids: Sequence[str]) -> None:
-    """Drop rows."""
-    connection.execute(TABLE)
-    connection.executemany("DELETE FROM synced WHERE artifact_id = ?", [(artifact_id,) for artifact_id in ids])
+def put_known(connection: sqlite3.Connection, row: Row, known: Known) -> None:
+    """Keep a registration that is as the store has it, and that it is so."""
+    put_row(connection, row)
+    keep_known(connection, {row[0]: known})
 
 
 def remove(connection: sqlite3.Connection, artifact_id: str, removed: Known) -> None:
     """Drop a registration, and keep that it is to be published."""
     connection.execute("DELETE FROM registrations WHERE artifact_id = ?", (artifact_id,))
-    remember(connection, {artifact_id: removed})
+    keep_known(connection, {artifact_id: removed})
 
 
 def read_some(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Registration]:
