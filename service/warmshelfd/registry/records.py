@@ -12,6 +12,7 @@ import re
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from enum import Enum
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from warmshelf.errors import InvalidId, InvalidSpec
@@ -32,7 +33,10 @@ _INT64_MAX = (1 << 63) - 1  # what the wire and SQLite carry
 _INT_DIGITS_MAX = 20  # of -2^63; the time to read a number grows with the square of its digits
 _ADAPTER_NUMBER_MAX = (1 << 31) - 1  # what engines take
 _E = TypeVar("_E", bound=Enum)
-_SHAPES_TEXTS: ByIdentity[str] = ByIdentity(32)  # of 91,000 modules each has half a megabyte
+_RECIPES_MAX = 32
+"""Adapters' shapes remembered: thousands are trained by a few recipes. Those of 91,000 modules have half a megabyte."""
+
+_SHAPES_TEXTS: ByIdentity[str] = ByIdentity(_RECIPES_MAX)
 _DIGEST = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
 
 
@@ -40,8 +44,8 @@ class BadRecord(ValueError):  # noqa: N818 - it names what was found
     """The text is no registration; says why."""
 
 
-def registration_to_json(registration: Registration) -> str:
-    """Return the registration as one line of ASCII.
+def registration_to_json(registration: Registration, *, is_proven: bool = False) -> str:
+    """Return the registration as one line of ASCII; ``is_proven``: it is known to be read back the same.
 
     Raises:
         InvalidSpec: it takes more than a registry keeps.
@@ -57,11 +61,18 @@ def registration_to_json(registration: Registration) -> str:
             record_bytes=len(text),
             record_bytes_max=RECORD_BYTES_MAX,
         )
+    if not is_proven:
+        _prove(registration, bare)
+    return text
+
+
+def _prove(registration: Registration, bare: str) -> None:
+    """Raise BadRecord unless a record without its shapes, which are proven apart, is read back the same."""
+    shapes = registration.adapter_shapes
     if registration_from_json(bare) != replace(registration, adapter_shapes=None):
         raise BadRecord(f"the record of {registration.artifact_id!r} would not be read back the same")
     if shapes is not None and shapes.module_names != _module_names(registration.inspection):
         raise BadRecord(f"the shapes of {registration.artifact_id!r} are of other modules than its own")
-    return text
 
 
 def registration_from_json(text: str) -> Registration:
@@ -184,9 +195,14 @@ def _source(fields: _Fields) -> Source:
 def _adapter_shapes(record: _Fields, inspection: Inspection | None) -> AdapterShapes | None:
     if record.is_null("adapter_shapes"):
         return None
-    names = _module_names(inspection)
+    return _shapes(json.dumps(record.value("adapter_shapes")), _module_names(inspection))
+
+
+@lru_cache(maxsize=_RECIPES_MAX)
+def _shapes(text: str, names: tuple[str, ...]) -> AdapterShapes:
+    """Return the shapes that a text means with these names; adapters of one recipe share the object."""
     try:
-        shapes = shapes_from_record(record.value("adapter_shapes"), names)
+        shapes = shapes_from_record(json.loads(text), names)
     except ValueError as error:
         raise BadRecord(str(error)) from None
     if shapes.module_names != names:
