@@ -56,7 +56,7 @@ fmt: install ## Format the code and sort its imports
 	@.venv/bin/ruff check --select I --fix --quiet $(CODE)
 	@.venv/bin/ruff format $(CODE)
 
-CHECKS := format lint house types imports protos stubs
+CHECKS := format lint house security types imports protos stubs
 .PHONY: $(CHECKS:%=check-%)
 
 check: $(CHECKS:%=check-%) ## Run every check that is not a test; `make check-types` runs one
@@ -72,6 +72,10 @@ check-lint: install
 check-house: install
 	@echo "check: house rules"
 	@.venv/bin/python scripts/house
+
+check-security: install
+	@echo "check: security"
+	@.venv/bin/bandit --quiet --recursive --configfile pyproject.toml $(PACKAGES)
 
 check-types: install
 	@echo "check: types"
