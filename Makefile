@@ -7,7 +7,7 @@ PACKAGES := client service
 CODE := $(PACKAGES) tests benchmarks examples scripts/house scripts/image-test scripts/render-manifests
 ARGS ?=
 
-.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long manifests image-test bench bench-vllm demo clean
+.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long kill-loop zoo manifests image-test bench bench-vllm demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -107,6 +107,9 @@ fuzz: install ## Fuzz every reader of what strangers write, a minute each; ARGS=
 
 fuzz-long: ## The same, half an hour each; what was learnt is kept in .fuzz
 	@$(MAKE) fuzz FUZZ_SECONDS=1800
+
+kill-loop: install ## Kill the daemon fifty times at every failpoint while workers use it; ten minutes
+	@PYTHONPATH=tests .venv/bin/python -m killing --out evidence/kill-loop.json $(ARGS)
 
 manifests: install ## Render deploy/kubernetes from the chart
 	@.venv/bin/python scripts/render-manifests
