@@ -40,6 +40,7 @@ CODE = sorted(
 
 FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
+    "SGLANG_PLUGINS": "SGLang's",
     "VLLM_PLUGINS": "vLLM's",
 }
 """Names in capitals that the documents may use though no code does."""
