@@ -33,7 +33,7 @@ ELSEWHERE = {
     ("README.md", "python"): "tests/docs/test_readme_works.py",
     ("docs/adapter-bank.md", "python"): "tests/docs/test_adapter_bank_example.py",
     ("docs/engines.md", "python"): "tests/docs/test_engines_page.py",
-    ("docs/kubernetes.md", "yaml"): "tests/deploy/test_guide.py",
+    ("docs/kubernetes.md", "yaml"): "tests/deploy/test_chart.py",  # and test_guide.py beside it
     ("docs/vllm.md", "console"): "tests/vllm/test_server.py",
     ("docs/architecture.md", ""): "tests/docs/test_docs_current.py",
     ("docs/architecture.md", "mermaid"): "tests/docs/test_docs_current.py",
@@ -67,7 +67,7 @@ CANNOT = {
     (
         "docs/fleet.md",
         "$ warmshelf alias set prod/support acme/support@v6",
-    ): "shows times; tests/contract has the calls",
+    ): "shows times; tests/fleet/test_aliases.py has the calls",
     ("docs/fleet.md", _ACL): _REDIS,
     ("docs/kubernetes.md", "$ docker build -t registry.example/warmshelf:0.1.0 ."): _CLUSTER,
     ("docs/kubernetes.md", "$ kubectl create namespace warmshelf"): _CLUSTER,

@@ -61,7 +61,7 @@ def test_there_is_one_version() -> None:
     chart = yaml.safe_load((ROOT / "deploy" / "helm" / "warmshelf" / "Chart.yaml").read_text())
     assert {chart["version"], str(chart["appVersion"])} == {PROJECT["version"]}
     assert re.search(
-        rf"^## \[(Unreleased|{re.escape(PROJECT['version'])})\]", (ROOT / "CHANGELOG.md").read_text(), re.M
+        rf"^## \[(Unreleased|{re.escape(PROJECT['version'])})\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
 
 
