@@ -11,6 +11,7 @@ from functools import partial
 
 import grpc
 
+from warmshelf._volume import directory_identity
 from warmshelf.errors import SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
 from warmshelf.v1 import alias_pb2_grpc, capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
@@ -180,6 +181,8 @@ class Daemon:
             chunk_size_bytes_max=self._settings.chunk_bytes,
             source_schemes=self._sources.schemes,
             format_names=FORMAT_NAMES,
+            arena_directory=self._arena.directory,
+            arena_identity=directory_identity(self._arena.volume.directory_fd),
         )
 
     def _ready_line(self, addresses: Sequence[str]) -> str:
