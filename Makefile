@@ -4,10 +4,10 @@
 PYTHON ?= python3
 PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 PACKAGES := client service
-CODE := $(PACKAGES) tests benchmarks examples scripts/house scripts/image-test scripts/render-manifests
+CODE := $(PACKAGES) tests benchmarks examples scripts/house scripts/image-test scripts/render-manifests deploy/mixin
 ARGS ?=
 
-.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long manifests image-test bench bench-vllm demo clean
+.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long manifests mixin image-test bench bench-vllm demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -77,6 +77,7 @@ check-types: install
 	@echo "check: types"
 	@.venv/bin/mypy --no-error-summary
 	@.venv/bin/mypy --no-error-summary -p benchmarks -p examples
+	@MYPYPATH=deploy/mixin .venv/bin/mypy --no-error-summary --python-version 3.11 deploy/mixin/*.py
 
 check-imports: install
 	@echo "check: who imports whom"
@@ -106,6 +107,9 @@ fuzz-long: ## The same, half an hour each; what was learnt is kept in .fuzz
 
 manifests: install ## Render deploy/kubernetes from the chart
 	@.venv/bin/python scripts/render-manifests
+
+mixin: install ## Write the dashboards of deploy/mixin
+	@.venv/bin/python deploy/mixin
 
 image-test: ## Build the images and run the daemon of one; as root, with buildah and debootstrap
 	@$(PYTHON) scripts/image-test
