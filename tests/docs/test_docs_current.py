@@ -41,6 +41,7 @@ CODE = sorted(
 FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
     "VLLM_PLUGINS": "vLLM's",
+    "OTEL_TRACES_SAMPLER": "OpenTelemetry's",
 }
 """Names in capitals that the documents may use though no code does."""
 
