@@ -13,7 +13,14 @@ import grpc
 
 from warmshelf.errors import SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
-from warmshelf.v1 import alias_pb2_grpc, capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
+from warmshelf.v1 import (
+    alias_pb2_grpc,
+    capabilities_pb2_grpc,
+    catalog_pb2_grpc,
+    lease_pb2_grpc,
+    push_pb2_grpc,
+    residency_pb2_grpc,
+)
 from warmshelfd import __version__
 from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
@@ -34,8 +41,9 @@ from warmshelfd.operating import Operating
 from warmshelfd.pools import LoadThreads, executor
 from warmshelfd.pushing import Pushing
 from warmshelfd.registry.base import Registry
-from warmshelfd.registry.open import open_registry
+from warmshelfd.registry.open import open_registry, open_residents
 from warmshelfd.residency import Residency
+from warmshelfd.residency_map import ResidencyMap
 from warmshelfd.running import log_failure
 from warmshelfd.servicers.alias import AliasServicer
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
@@ -44,10 +52,12 @@ from warmshelfd.servicers.flight import FlightBudget
 from warmshelfd.servicers.guard import Guard
 from warmshelfd.servicers.lease import LeaseServicer
 from warmshelfd.servicers.push import PushServicer
+from warmshelfd.servicers.residency import ResidencyServicer
 from warmshelfd.servicers.transfer import TransferServicer
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
 from warmshelfd.sources.settings import read_secret
+from warmshelfd.this_node import advertised_address, this_node
 from warmshelfd.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
@@ -80,6 +90,7 @@ class Daemon:
             self.metrics,
         )
         registry = _registry(settings, self.metrics)
+        self._residency_map = _residency_map(settings, catalog, self.metrics)
         loader = Loader(self._sources, residency, registry, _load_threads(settings))
         self._shelf = Shelf(
             catalog=catalog,
@@ -124,6 +135,7 @@ class Daemon:
         await self._pushing.start()
         servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
         await servers.start()
+        self._residency_map.start(advertised_address(self._settings, servers.addresses))
         self._operating.started = True
         stopped = self._on_signals()
         background = [
@@ -145,12 +157,14 @@ class Daemon:
                 task.cancel()
             await asyncio.wait(background)
             await servers.stop(_STOP_GRACE_SECONDS)
+            await self._residency_map.close()
             await self._pushing.stop()
             await self._shelf.stop()
             self._arena.close()
 
     def _on_change(self, artifact_id: str) -> None:
         self._observing.note(artifact_id)
+        self._residency_map.note()
 
     def _on_ready(self, entry: Entry) -> None:
         self._leasing.announce_ready(entry)
@@ -166,6 +180,9 @@ class Daemon:
             CapabilitiesServicer(self._capabilities(), self._observing), server
         )
         alias_pb2_grpc.add_AliasServiceServicer_to_server(AliasServicer(self._shelf.aliases), server)
+        residency_pb2_grpc.add_ResidencyServiceServicer_to_server(
+            ResidencyServicer(self._residency_map, self._shelf.aliases), server
+        )
         push_pb2_grpc.add_PushServiceServicer_to_server(
             PushServicer(self._pushing, self._settings.stall_seconds), server
         )
@@ -249,6 +266,12 @@ def _registry(settings: Settings, metrics: Metrics) -> Registry:
         ca_file=settings.registry_ca_file,
         count=metrics.fleet_failed,
     )
+
+
+def _residency_map(settings: Settings, catalog: Catalog, metrics: Metrics) -> ResidencyMap:
+    credentials = partial(_registry_credentials, settings)
+    store = open_residents(settings.registry, credentials=credentials, ca_file=settings.registry_ca_file)
+    return ResidencyMap(catalog, store, this_node(settings), metrics)
 
 
 def _registry_credentials(settings: Settings) -> tuple[str, bytes]:

@@ -200,6 +200,14 @@ FLEET_DEGRADED = Spec(
     Gauge, "warmshelf_fleet_degraded", "1 while a shared registry is not in reach; 0 with one of this node alone."
 )
 
+RESIDENCY = Spec(
+    Gauge,
+    "warmshelf_residency_artifacts",
+    "Resident artifacts that this node last told other nodes of, and those that were too many to tell of.",
+    {"told": ("yes", "no")},
+)
+RESIDENCY_NODES = Spec(Gauge, "warmshelf_residency_nodes", "Nodes, this one too, when somebody last asked for them.")
+
 # --- the process ------------------------------------------------------------
 
 BUILD_INFO = Spec(Info, "warmshelf_build_info", "The daemon's version and that of Python. Always 1.")
@@ -323,6 +331,16 @@ class Metrics:
     def fleet_failed(self, reason: str) -> None:
         """Count something that went wrong with a shared registry."""
         self._of(FLEET_FAILURES, reason).inc()
+
+    def residency_told(self, told_count: int, left_out_count: int) -> None:
+        """Note what this node told other nodes of what it has resident."""
+        self._of(RESIDENCY, "yes").set(told_count)
+        self._of(RESIDENCY, "no").set(left_out_count)
+
+    def residency_seen(self, node_count: int, bad_count: int) -> None:
+        """Note how many nodes there are, and count what was no word of any."""
+        self._of(RESIDENCY_NODES).set(node_count)
+        self._of(FLEET_FAILURES, "bad_record").inc(bad_count)
 
     def line_lost(self) -> None:
         """Count a log line that could not be written."""

@@ -22,9 +22,20 @@ from warmshelf.types import check_id
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
-from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share, parse_size
+from warmshelfd.options import (
+    Advertised,
+    Listen,
+    Share,
+    parse_advertised,
+    parse_count,
+    parse_listen,
+    parse_seconds,
+    parse_share,
+    parse_size,
+)
 from warmshelfd.pushes import PushLimits
 from warmshelfd.registry.open import check_registry
+from warmshelfd.registry.residents import check_name
 from warmshelfd.sources.file_uri import parse_path
 from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.settings import Secret, SourceSettings, check_prefix
@@ -129,6 +140,13 @@ class Settings(BaseSettings):
     """Password at a registry in Redis, as `env:NAME` or `file:/PATH`. Default: none."""
     registry_ca_file: str | None = None
     """PEM file of the authorities that are trusted for a registry in Redis over TLS. Default: the system's."""
+    node_name: Annotated[str, AfterValidator(check_name)] | None = None
+    """What other nodes and routers are told that this node is called. Default: the host's name."""
+    node_zone: Annotated[str, AfterValidator(check_name)] | None = None
+    """Where they are told that it is, such as a rack or a zone. Default: nothing."""
+    advertise: Annotated[Advertised, BeforeValidator(parse_advertised)] | None = None
+    """`IP` or `IP:PORT` at which they are told to reach it; without a port, the first TCP port listened on. Default:
+    nothing."""
     spool: Annotated[str, AfterValidator(_check_directory)] = ""
     """Directory that keeps what clients push. Default: beside the registry's file, such as `registry.spool`."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
