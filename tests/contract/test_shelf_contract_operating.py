@@ -62,8 +62,7 @@ class TestOperating:
         found = shelf.list_residency()
         assert [(one.artifact_id, one.keep_resident) for one in found.residents] == [("a", True), ("b", False)]
         assert ([one.node for one in found.residents], found.partial) == ([found.nodes[0]] * 2, False)
-        shelf.set_alias("prod/b", "b")
-        (only,) = shelf.where("prod/b")
+        (only,) = shelf.where("b")
         assert (only.artifact_id, only.size_bytes) == ("b", shelf.get("b").size_bytes)
         with pytest.raises(errors.InvalidId):
             shelf.where("no id")
