@@ -35,6 +35,7 @@ from warmshelfd.listening import Servers, Transport
 from warmshelfd.loading import Loader
 from warmshelfd.memory.arena import Arena
 from warmshelfd.metrics import Metrics
+from warmshelfd.neighbours import NeighbourRules, Neighbours
 from warmshelfd.observing import Observing
 from warmshelfd.opening import open_spool, openers
 from warmshelfd.operating import Operating
@@ -54,8 +55,10 @@ from warmshelfd.servicers.lease import LeaseServicer
 from warmshelfd.servicers.push import PushServicer
 from warmshelfd.servicers.residency import ResidencyServicer
 from warmshelfd.servicers.transfer import TransferServicer
+from warmshelfd.servicers.uploads import Uploads
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
+from warmshelfd.sources.neighbour import Patience
 from warmshelfd.sources.settings import read_secret
 from warmshelfd.this_node import advertised_address, this_node
 from warmshelfd.upkeep import Upkeep
@@ -81,17 +84,12 @@ class Daemon:
         self.metrics = _metrics(self._sources.schemes, arena)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
         leases = _lease_table(settings)
-        residency = Residency(
-            arena,
-            catalog,
-            leases,
-            executor(8, "memory"),
-            settings.adapter_floor_bytes(arena.budget_bytes),
-            self.metrics,
-        )
+        floor_bytes = settings.adapter_floor_bytes(arena.budget_bytes)
+        residency = Residency(arena, catalog, leases, executor(8, "memory"), floor_bytes, self.metrics)
         registry = _registry(settings, self.metrics)
         self._residency_map = _residency_map(settings, catalog, self.metrics)
-        loader = Loader(self._sources, residency, registry, _load_threads(settings))
+        neighbours = _neighbours(settings, self._residency_map, self.metrics)
+        loader = Loader(self._sources, residency, registry, _load_threads(settings), neighbours)
         self._shelf = Shelf(
             catalog=catalog,
             leases=leases,
@@ -118,9 +116,9 @@ class Daemon:
         self._leasing.register_unknown = self._upkeep.register_unknown
         self._pushing = Pushing(open_spool(settings), self._shelf, loader, settings.push_limits())
         self._guard = Guard(self.metrics)
-        self._transfer = TransferServicer(
-            self._shelf, self._leasing, _flight(settings), settings.stall_seconds, self.metrics
-        )
+        uploads = Uploads(self._leasing, settings.uploads_max, self.metrics)
+        flight = _flight(settings)
+        self._transfer = TransferServicer(self._shelf, uploads, flight, settings.stall_seconds, self.metrics)
         self._operating = Operating(settings.http, self.metrics, self._shelf, self._upkeep, settings.stuck_seconds)
         self._hurried = False  # a second signal came
 
@@ -286,6 +284,12 @@ def _load_threads(settings: Settings) -> LoadThreads:
         inspections=settings.adapter_load_threads,
         reads=settings.read_threads,
     )
+
+
+def _neighbours(settings: Settings, residency_map: ResidencyMap, metrics: Metrics) -> Neighbours:
+    patience = Patience(settings.neighbour_stall_seconds, settings.neighbour_bytes_per_second_min)
+    rules = NeighbourRules(settings.neighbours, patience, settings.neighbour_wait_seconds, residency_map.node.name)
+    return Neighbours(rules, settings.format_limits(), residency_map.holders, metrics)
 
 
 def _lease_table(settings: Settings) -> LeaseTable:

@@ -18,7 +18,8 @@ from warmshelf.types import ArtifactState, Failure
 from warmshelfd import failpoints
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.state import Event
-from warmshelfd.loading import Complete, Load, Loaded, Loader
+from warmshelfd.load import Load
+from warmshelfd.loading import Complete, Loaded, Loader
 from warmshelfd.metrics import Metrics, Outcome
 from warmshelfd.records import remember, to_registration
 from warmshelfd.registry.base import Registration
@@ -142,7 +143,7 @@ class Flights:
             if self._loads.get(entry.artifact_id) is load:
                 del self._loads[entry.artifact_id]
             self._residency.notify()
-            uri = entry.spec.source.uri
+            uri = load.scheme or entry.spec.source.uri
             self._metrics.load_ended(entry.kind, uri, _outcome(load.error), load.begun, time.monotonic())
 
     def _begin(self, entry: Entry, load: Load) -> None:

@@ -7,21 +7,16 @@ waits for it, nor what state the artifact is in.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from warmshelf._wire import KIND_NUMBERS
-from warmshelf.errors import ArenaFull, SourceChanged, SourceChangedDuringLoad
+from warmshelf.errors import SourceChanged, SourceChangedDuringLoad
 from warmshelf.types import ArtifactKind, LoadPhase, Source
-from warmshelf.v1 import manifest_pb2
-from warmshelfd import __version__, failpoints
+from warmshelfd import failpoints
 from warmshelfd.decrypting import plain_reads
 from warmshelfd.digesting import (
     Cancelled,
@@ -33,15 +28,26 @@ from warmshelfd.digesting import (
     one_file_digest,
     source_digest,
 )
-from warmshelfd.formats.base import Check
-from warmshelfd.inspecting import Examined, Sources, check_kind, config_of, outline_segment, read_small_files
+from warmshelfd.inspecting import (
+    Examined,
+    Origin,
+    SourceOrigin,
+    Sources,
+    check_kind,
+    config_of,
+    outline_segment,
+    read_small_files,
+)
+from warmshelfd.load import Load
 from warmshelfd.memory.segment import Segment, SegmentWriter
+from warmshelfd.metrics import NEIGHBOUR
+from warmshelfd.neighbours import Neighbours
 from warmshelfd.pools import LoadThreads, Pools
 from warmshelfd.registry.base import Registration, Registry
-from warmshelfd.residency import Residency, Waiters
+from warmshelfd.residency import Residency
 from warmshelfd.running import run_stoppable, run_to_the_end
+from warmshelfd.sealing import files_digest, manifest_of
 from warmshelfd.sources.base import OpenSource
-from warmshelfd.turns import Priority
 
 T = TypeVar("T")
 
@@ -49,38 +55,15 @@ T = TypeVar("T")
 Complete = Callable[[Registration, Examined], Awaitable[Registration]]
 
 
-@dataclass
-class Load:
-    """One load under way. Only the event loop touches it, but for ``done_bytes``.
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """What ``run`` was asked for."""
 
-    ``done_bytes`` is written by the thread that reads and only shown. ``room`` is why
-    it waits for room, while it does. ``priority`` is the highest of those who want it.
-    ``begun`` says when each phase began, by the monotonic clock.
-    """
-
-    artifact_id: str
-    phase: LoadPhase = LoadPhase.INSPECT
-    done_bytes: int = 0
-    total_bytes: int = 0
-    room: ArenaFull | None = None
-    priority: Priority = Priority.PRELOAD
-    waiters: Waiters = field(default_factory=Waiters)
-    task: asyncio.Task[None] | None = None
-    error: Exception | None = None
-    begun: list[tuple[LoadPhase, float]] = field(default_factory=lambda: [(LoadPhase.INSPECT, time.monotonic())])
-
-    def enter(self, phase: LoadPhase, total_bytes: int = 0) -> None:
-        """Begin a phase."""
-        self.begun.append((phase, time.monotonic()))
-        self.phase, self.done_bytes, self.total_bytes = phase, 0, total_bytes
-
-    def advance(self, done_bytes: int) -> None:
-        """Note how far the phase is."""
-        self.done_bytes = done_bytes
-
-    def wait_for_room(self, room: ArenaFull | None) -> None:
-        """Note why there is no room, or that there is."""
-        self.room = room
+    known: Registration
+    load: Load
+    reserved: Callable[[], None]
+    complete: Complete
+    as_asked: Callable[[Registration], Registration]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +100,19 @@ class Loaded:
 class Loader:
     """Carries out loads."""
 
-    def __init__(self, sources: Sources, residency: Residency, registry: Registry, threads: LoadThreads) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        residency: Residency,
+        registry: Registry,
+        threads: LoadThreads,
+        neighbours: Neighbours,
+    ) -> None:
         self._sources = sources
         self._residency = residency
         self._arena = residency.arena
         self._registry = registry
+        self._neighbours = neighbours
         self._read_threads = threads.reads
         self._pools = Pools(threads)
 
@@ -175,24 +166,36 @@ class Loader:
         ``as_asked`` adds what callers asked for since the load began. ``reserved`` is
         called once space is promised. On every way out but success the space, the file
         and the source are given back. Content that is resident already, under whatever
-        ID, is shared and not kept twice.
+        ID, is shared and not kept twice. What a neighbour has is taken from there, if that works.
         """
         failpoints.hit("load.started")
+        wishes = _Wishes(known, load, reserved, complete, as_asked)
+        is_here = bool(self._residency.find_content(known.digest, known.kind))
+        async for neighbour in self._neighbours.offers(known, is_wanted=not is_here):
+            load.scheme = NEIGHBOUR
+            loaded = await neighbour.taken(self._load_from(neighbour.origin, wishes))
+            if loaded is not None:
+                return loaded
+            load.begin_again()
+        return await self._load_from(SourceOrigin(self._sources, known.spec.source), wishes)
+
+    async def _load_from(self, origin: Origin, wishes: _Wishes) -> Loaded:
+        known, load = wishes.known, wishes.load
         opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
-        inspections = self._pools.of(ArtifactKind.UNKNOWN, place := self._sources.place(known.spec.source))
+        inspections = self._pools.of(ArtifactKind.UNKNOWN, origin.place)
         try:
-            await run_stoppable(inspections, lambda _: opened.append(self._sources.open(known.spec.source)))
-            examined = await run_stoppable(inspections, partial(self._sources.examine, opened[0]), opened[0].stop)
+            await run_stoppable(inspections, lambda _: opened.append(origin.open()))
+            examined = await run_stoppable(inspections, partial(origin.examine, opened[0]), opened[0].stop)
             check_kind(known.spec, examined.inspected.kind)
             is_new = known.inspection is None or known.fingerprint != examined.fingerprint
-            found = await complete(known, examined) if is_new else known
-            job = _Job(known, place, opened[0], examined, found, as_asked)
+            found = await wishes.complete(known, examined) if is_new else known
+            job = _Job(known, origin.place, opened[0], examined, found, wishes.as_asked)
             must_hash = _must_hash(job)
             if known.digest and known.fingerprint == examined.fingerprint:
                 shared = await self._share(job, known.digest)
                 if shared is not None:
                     return shared
-            writer = await self._create(job, load, reserved)
+            writer = await self._create(job, load, wishes.reserved)
             try:
                 return await self._fill_and_seal(job, load, writer, must_hash)
             finally:  # nothing to do once it is published
@@ -234,11 +237,12 @@ class Loader:
             return shared
         load.enter(LoadPhase.SEAL)
         owed = () if must_hash else job.examined.inspected.checks
-        manifest = _manifest(job.examined, small, digest, owed)
+        manifest = manifest_of(job.examined, small, digest, owed)
         await self._run(job, lambda _: writer.finish(manifest.SerializeToString()))
         registration = _registration(
             job, digest, writer.segment_id, writer.size_bytes, hashes_owed=bool(manifest.hashes)
         )
+        registration = dataclasses.replace(registration, files_digest=files_digest(job.kind, small))
         await self._registry.put(registration)  # before the name: a file with a name is always known
         failpoints.hit("load.recorded")
         load.enter(LoadPhase.PIN)
@@ -343,8 +347,9 @@ def _must_hash(job: _Job) -> bool:
             "nothing tells whether its bytes are the same; replace it, or register it with its digest, to accept them",
             artifact_id=known.artifact_id,
         )
-    pinned_unseen = bool(known.digest) and not known.segment_id  # by another node, or a push
-    return changed or bool(expected) or pinned_unseen or job.kind is ArtifactKind.ADAPTER
+    # By another node, or a push; or what was here came from another node.
+    pinned_unseen = bool(known.digest) and not (known.segment_id and known.fingerprint)
+    return job.examined.is_hearsay or changed or bool(expected) or pinned_unseen or job.kind is ArtifactKind.ADAPTER
 
 
 def _check_pinned(known: Registration, digest: str) -> None:
@@ -377,20 +382,3 @@ def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int, *, h
         hashes_owed=hashes_owed,
     )
     return job.as_asked(registration)
-
-
-def _manifest(
-    examined: Examined, small: Mapping[str, bytes], digest: str, owed: Iterable[Check]
-) -> manifest_pb2.Manifest:
-    manifest = manifest_pb2.Manifest(
-        kind=KIND_NUMBERS[examined.inspected.kind],
-        fingerprint=examined.fingerprint,
-        digest=digest,
-        format_name=examined.inspected.format_name,
-        file_names=examined.inspected.file_names,
-        small_files=[manifest_pb2.SmallFile(name=name, data=data) for name, data in sorted(small.items())],
-        daemon_version=__version__,
-        hashes=[manifest_pb2.TensorHash(name=one.name, prefix=one.prefix, sha256=one.sha256) for one in owed],
-    )
-    manifest.seal_time.FromDatetime(datetime.now(timezone.utc))
-    return manifest

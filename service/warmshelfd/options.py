@@ -12,7 +12,7 @@ import math
 import os
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 SOCKET_PATH_BYTES_MAX = 107
 """Longest path of a Unix socket: the kernel's ``sun_path`` has 108 bytes, the last a NUL."""
@@ -26,6 +26,8 @@ _UNITS = _DECIMAL | _BINARY
 _SIZE = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,6}))?\s*([A-Za-z]*)")
 _COUNT = re.compile(r"[0-9]{1,19}")
 _PERCENT = re.compile(r"([0-9]{1,3})\s*%")
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 _ADVERTISED = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9.]+)(?::([0-9]{1,5}))?")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -86,6 +88,16 @@ def parse_advertised(value: object) -> Advertised:
     except ValueError:
         pass
     raise ValueError("it must be an IP address that others can connect to, or IP:PORT; IPv6 in brackets")
+
+
+def parse_network(value: object) -> Network:
+    """Return the network that ``10.0.0.0/8`` or a single address means."""
+    if isinstance(value, (ipaddress.IPv4Network, ipaddress.IPv6Network)):
+        return value
+    try:
+        return ipaddress.ip_network(str(value))
+    except ValueError:
+        raise ValueError("a network is an address with the length of its prefix, as in 10.0.0.0/8") from None
 
 
 def parse_size(value: object) -> int:

@@ -25,10 +25,12 @@ from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import (
     Advertised,
     Listen,
+    Network,
     Share,
     parse_advertised,
     parse_count,
     parse_listen,
+    parse_network,
     parse_seconds,
     parse_share,
     parse_size,
@@ -147,6 +149,8 @@ class Settings(BaseSettings):
     advertise: Annotated[Advertised, BeforeValidator(parse_advertised)] | None = None
     """`IP` or `IP:PORT` at which they are told to reach it; without a port, the first TCP port listened on. Default:
     nothing."""
+    neighbours: tuple[Annotated[Network, BeforeValidator(parse_network)], ...] = ()
+    """Networks of other nodes, such as `10.0.0.0/8`, that loads may take bytes from which are pinned. Default: none."""
     spool: Annotated[str, AfterValidator(_check_directory)] = ""
     """Directory that keeps what clients push. Default: beside the registry's file, such as `registry.spool`."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
@@ -237,6 +241,18 @@ class Settings(BaseSettings):
     reserve_bytes: Size = 512 << 20
     """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
     With the budget it must fit into the cgroup's limit."""
+
+    # --- limits: neighbours -------------------------------------------------
+
+    uploads_max: Count = 4
+    """Loads of other nodes from this one at once: more would each be slower, and those refused find one that has it
+    by then."""
+    neighbour_stall_seconds: Seconds = 3.0
+    """How long another node may take to be connected to and to answer, beside what its bytes take."""
+    neighbour_bytes_per_second_min: Size = 1 << 20
+    """What each of the four reads of a load from another node must bring on average, or the source is taken."""
+    neighbour_wait_seconds: Seconds = 5.0
+    """How long a load waits for a node that is not busy, before it takes the source."""
 
     # --- limits: pushes -----------------------------------------------------
 

@@ -22,6 +22,9 @@ from warmshelfd.registry.base import Registration
 RECORD_SCHEMA = 1
 """Rises when a record's fields change their meaning; other schemas are not read."""
 
+NO_FILES = "none"
+"""The digest of small files where there are none beside the config; short, for most adapters have none."""
+
 RECORD_BYTES_MAX = 16 << 20
 """Longest record. Most of it is an adapter's config and module names: a few KB for plain
 adapters, some 7 MB for one that names each of a large mixture's 91,000 tensors."""
@@ -100,6 +103,7 @@ def _record(r: Registration) -> dict[str, object]:
         "segment_id": r.segment_id,
         "size_bytes": r.size_bytes,
         **({"hashes_owed": True} if r.hashes_owed else {}),  # left out where it says nothing: older releases know none
+        **({"files_digest": r.files_digest} if r.files_digest else {}),
     }
 
 
@@ -152,9 +156,14 @@ def _registration(fields: _Fields) -> Registration:
         segment_id=_segment_id(fields.text("segment_id")),
         size_bytes=fields.number("size_bytes"),
         hashes_owed=fields.has("hashes_owed") and fields.flag("hashes_owed"),
+        files_digest=_files_digest(fields.text("files_digest")) if fields.has("files_digest") else "",
     )
     fields.end()
     return registration
+
+
+def _files_digest(text: str) -> str:
+    return text if text == NO_FILES else _digest(text)
 
 
 def _source(fields: _Fields) -> Source:
