@@ -40,7 +40,6 @@ from warmshelfd.sealing import files_digest
 from warmshelfd.sources.base import OpenSource
 from warmshelfd.sources.neighbour import NeighbourFault, NeighbourSegment, Patience
 
-
 Find: TypeAlias = "Callable[[str], Awaitable[list[Resident]]]"
 
 TRIES_MAX = 4

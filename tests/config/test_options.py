@@ -12,6 +12,7 @@ from warmshelfd.options import (
     parse_advertised,
     parse_count,
     parse_listen,
+    parse_network,
     parse_seconds,
     parse_share,
     parse_size,
@@ -180,3 +181,10 @@ def test_what_others_are_told_is_an_ip_and_the_port_that_is_listened_on_unless_a
 def test_where_nobody_can_connect_to_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="IP address that others can connect to"):
         parse_advertised(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", "10.0.0.1/8", "10.0.0.0/33", "example.org", "10.0.0.0/8,fd00::/8"])
+def test_a_network_has_its_prefix_and_nothing_behind_it(wrong: str) -> None:
+    assert parse_network("10.0.0.0/8").num_addresses == 1 << 24
+    with pytest.raises(ValueError, match=r"as in 10\.0\.0\.0/8"):
+        parse_network(wrong)
