@@ -205,3 +205,17 @@ def read_small_files(source: OpenSource, examined: Examined) -> dict[str, bytes]
     sizes = source.files()
     source.expect((name, 0, sizes[name]) for name in examined.inspected.small_files)
     return {name: source.read(name, 0, sizes[name]) for name in examined.inspected.small_files}
+
+
+def open_from(origin: Origin, opened: list[OpenSource], cancelled: Callable[[], bool]) -> OpenSource:
+    """Open a place in a thread and add it to what ``opened`` has, for whoever stops or closes it."""
+    opened.append(one := origin.open())
+    if cancelled():  # before it could be told
+        one.stop()
+    return one
+
+
+def read_threads(usual: int, source: OpenSource) -> int:
+    """Return how many reads of a source are made at once."""
+    threads = max(usual, source.parallel_reads_min)
+    return min(threads, source.parallel_reads_max or threads)

@@ -1,4 +1,4 @@
-"""One load under way: how far it is, who wants it, and why it waits. Knows nothing of how it is carried out."""
+"""How far a load is, as those who wait for it see. Knows nothing of how it is done."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ waits for it, nor what state the artifact is in.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from warmshelf.errors import SourceChanged, SourceChangedDuringLoad
@@ -20,6 +20,7 @@ from warmshelfd import failpoints
 from warmshelfd.decrypting import plain_reads
 from warmshelfd.digesting import (
     Cancelled,
+    TensorHashes,
     by_crc32,
     by_sha256,
     check_hashes,
@@ -31,12 +32,15 @@ from warmshelfd.digesting import (
 from warmshelfd.inspecting import (
     Examined,
     Origin,
+    Outline,
     SourceOrigin,
     Sources,
     check_kind,
     config_of,
+    open_from,
     outline_segment,
     read_small_files,
+    read_threads,
 )
 from warmshelfd.load import Load
 from warmshelfd.memory.segment import Segment, SegmentWriter
@@ -50,7 +54,6 @@ from warmshelfd.sealing import files_digest, manifest_of
 from warmshelfd.sources.base import OpenSource
 
 T = TypeVar("T")
-
 
 Complete = Callable[[Registration, Examined], Awaitable[Registration]]
 
@@ -182,10 +185,13 @@ class Loader:
     async def _load_from(self, origin: Origin, wishes: _Wishes) -> Loaded:
         known, load = wishes.known, wishes.load
         opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
-        inspections = self._pools.of(ArtifactKind.UNKNOWN, origin.place)
+
+        def begin(cancelled: Cancelled) -> tuple[Examined, Outline]:
+            examined = origin.examine(open_from(origin, opened, cancelled), cancelled)
+            return examined, outline_segment(self._arena, examined)
+
         try:
-            await run_stoppable(inspections, lambda _: opened.append(origin.open()))
-            examined = await run_stoppable(inspections, partial(origin.examine, opened[0]), opened[0].stop)
+            examined, outline = await self._stoppable(origin.place, opened, begin)
             check_kind(known.spec, examined.inspected.kind)
             is_new = known.inspection is None or known.fingerprint != examined.fingerprint
             found = await wishes.complete(known, examined) if is_new else known
@@ -195,18 +201,17 @@ class Loader:
                 shared = await self._share(job, known.digest)
                 if shared is not None:
                     return shared
-            writer = await self._create(job, load, wishes.reserved)
+            writer = await self._create(job, load, outline, wishes.reserved)
             try:
                 return await self._fill_and_seal(job, load, writer, must_hash)
-            finally:  # nothing to do once it is published
-                await run_to_the_end(self._threads(job), writer.abort)
+            finally:
+                if not writer.has_ended:
+                    await run_to_the_end(self._threads(job), writer.abort)
         finally:
             for source in opened:
                 source.close()
 
-    async def _create(self, job: _Job, load: Load, reserved: Callable[[], None]) -> SegmentWriter:
-        inspections = self._pools.of(ArtifactKind.UNKNOWN, job.place)
-        outline = await run_stoppable(inspections, lambda _: outline_segment(self._arena, job.examined))
+    async def _create(self, job: _Job, load: Load, outline: Outline, reserved: Callable[[], None]) -> SegmentWriter:
         load.enter(LoadPhase.RESERVE, outline.size_bytes)
         reservation = await self._residency.reserve(
             outline.size_bytes, job.kind, lambda: load.priority, load.wait_for_room
@@ -226,11 +231,12 @@ class Loader:
 
     async def _fill_and_seal(self, job: _Job, load: Load, writer: SegmentWriter, must_hash: bool) -> Loaded:
         load.enter(LoadPhase.READ, job.examined.inspection.tensor_bytes)
-        small = await self._run(job, lambda cancelled: self._fill(job, load, writer, cancelled))
+        hashes = TensorHashes(writer.tensors) if must_hash else None
+        small = await self._run(job, lambda cancelled: self._fill(job, load, writer, hashes, cancelled))
         failpoints.hit("load.read")
         load.enter(LoadPhase.VERIFY)
         config = config_of(job.kind, small)
-        digest = await self._run(job, lambda cancelled: self._verify(job, writer, config, must_hash, cancelled))
+        digest = await self._run(job, lambda cancelled: self._verify(job, writer, config, hashes, cancelled))
         failpoints.hit("load.verified")
         shared = await self._share(job, digest)
         if shared is not None:
@@ -238,12 +244,15 @@ class Loader:
         load.enter(LoadPhase.SEAL)
         owed = () if must_hash else job.examined.inspected.checks
         manifest = manifest_of(job.examined, small, digest, owed)
-        await self._run(job, lambda _: writer.finish(manifest.SerializeToString()))
         registration = _registration(
             job, digest, writer.segment_id, writer.size_bytes, hashes_owed=bool(manifest.hashes)
         )
         registration = dataclasses.replace(registration, files_digest=files_digest(job.kind, small))
-        await self._registry.put(registration)  # before the name: a file with a name is always known
+        sealing = self._run(job, lambda _: writer.finish(manifest.SerializeToString()))
+        # Both end before the name, so that a file with a name is always known, and before anything is given back.
+        for error in await asyncio.gather(self._registry.put(registration), sealing, return_exceptions=True):
+            if error is not None:
+                raise error
         failpoints.hit("load.recorded")
         load.enter(LoadPhase.PIN)
         segment = await run_to_the_end(self._threads(job), writer.publish)
@@ -264,7 +273,9 @@ class Loader:
             raise
         return Loaded(segment, registration, is_shared=True)
 
-    def _fill(self, job: _Job, load: Load, writer: SegmentWriter, cancelled: Cancelled) -> dict[str, bytes]:
+    def _fill(
+        self, job: _Job, load: Load, writer: SegmentWriter, hashes: TensorHashes | None, cancelled: Cancelled
+    ) -> dict[str, bytes]:
         names = job.examined.inspected.file_names
         reads = plain_reads(job.source, job.examined.inspected, self._sources.keys)
 
@@ -272,19 +283,21 @@ class Loader:
             reads.read_into(names[file_index], offset, view)
 
         small = read_small_files(job.source, job.examined)
-        threads = _read_threads(self._read_threads, job.source)
-        gap_bytes = job.source.gap_bytes
-        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes)
+        threads = read_threads(self._read_threads, job.source)
+        gap_bytes, hot = job.source.gap_bytes, hashes.take if hashes else None
+        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes, hot=hot)
         return small
 
-    def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:
+    def _verify(
+        self, job: _Job, writer: SegmentWriter, config: bytes, hashes: TensorHashes | None, cancelled: Cancelled
+    ) -> str:
         """Check the bytes that were read; return their digest, or "" if nobody needs it yet."""
         known, expected, inspected = job.known, job.known.spec.source.expected_digest, job.examined.inspected
         check_hashes(inspected.checks, writer.tensors, writer.read, by_crc32, cancelled, self._read_threads)
         digest = ""
-        if must_hash:  # else the format's slow hashes are compared after READY, as is the digest
+        if hashes is not None:  # else the format's slow hashes are compared after READY, as is the digest
             check_hashes(inspected.checks, writer.tensors, writer.read, by_sha256, cancelled, self._read_threads)
-            digest = content_digest(writer.tensors, writer.read, config, cancelled)
+            digest = content_digest(writer.tensors, writer.read, config, cancelled, hashes)
         if expected.startswith("sha256:"):
             _expect_file(job, cancelled)
         elif expected:
@@ -304,20 +317,23 @@ class Loader:
 
     async def _with_source(self, source: Source, function: Callable[[OpenSource, Cancelled], T]) -> T:
         """Open a source, do something with it in a thread, and close it."""
-        under_way: list[OpenSource] = []
+        opened: list[OpenSource] = []
 
         def run(cancelled: Cancelled) -> T:
-            with self._sources.open(source) as opened:
-                under_way.append(opened)
-                if cancelled():  # before it could be told
-                    opened.stop()
-                return function(opened, cancelled)
+            with open_from(origin, opened, cancelled) as one:
+                return function(one, cancelled)
+
+        origin = SourceOrigin(self._sources, source)
+        return await self._stoppable(origin.place, opened, run)
+
+    async def _stoppable(self, place: str, opened: list[OpenSource], function: Callable[[Cancelled], T]) -> T:
+        """Run what opens a source; a stop ends what it waits for there."""
 
         def stop() -> None:
-            for opened in under_way:
-                opened.stop()
+            for source in opened:
+                source.stop()
 
-        return await run_stoppable(self._pools.of(ArtifactKind.UNKNOWN, self._sources.place(source)), run, stop)
+        return await run_stoppable(self._pools.of(ArtifactKind.UNKNOWN, place), function, stop)
 
     def close(self) -> None:
         """Wait for the threads to end."""
@@ -325,12 +341,6 @@ class Loader:
 
 
 # --- parts ------------------------------------------------------------------
-
-
-def _read_threads(usual: int, source: OpenSource) -> int:
-    """Return how many reads of a source are made at once."""
-    threads = max(usual, source.parallel_reads_min)
-    return min(threads, source.parallel_reads_max or threads)
 
 
 def _must_hash(job: _Job) -> bool:
