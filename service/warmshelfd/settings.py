@@ -154,8 +154,8 @@ class Settings(BaseSettings):
     node_zone: Annotated[str, AfterValidator(check_name)] | None = None
     """Where they are told that it is, such as a rack or a zone. Default: nothing."""
     advertise: Annotated[Advertised, BeforeValidator(parse_advertised)] | None = None
-    """`IP` or `IP:PORT` at which they are told to reach it; without a port, the first TCP port listened on. Default:
-    nothing."""
+    """`IP` or `IP:PORT` at which they are told to reach it; without a port, that of the first TCP
+    address listened on which has this IP, or every one. Default: nothing."""
     neighbours: tuple[Annotated[Network, BeforeValidator(parse_network)], ...] = ()
     """Networks of other nodes, such as `10.0.0.0/8`, that loads may take bytes from which are pinned. Default: none."""
     spool: Annotated[str, AfterValidator(_check_directory)] = ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from warmshelf.types import Node
 from warmshelfd.settings import Settings
 
+_EVERY = ("0.0.0.0", "::")  # noqa: S104 - compared with
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -28,5 +29,7 @@ def advertised_address(settings: Settings, addresses: Sequence[str]) -> str:
     """Return IP:PORT at which others reach this node, given what is listened on; "" if nobody said."""
     if settings.advertise is None:
         return ""
-    port = next((one.rpartition(":")[2] for one in addresses if not one.startswith("unix:")), "")
+    heard = [one.rpartition(":") for one in addresses if not one.startswith("unix:")]
+    right = [port for host, _, port in heard if host.strip("[]") in (settings.advertise.ip, *_EVERY)]
+    port = next((port for port in (*right, *(port for _, _, port in heard))), "")
     return settings.advertise.at(int(port)) if port or settings.advertise.port else ""
