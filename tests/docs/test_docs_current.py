@@ -48,6 +48,7 @@ FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
     "SGLANG_PLUGINS": "SGLang's",
     "VLLM_PLUGINS": "vLLM's",
+    "OTEL_TRACES_SAMPLER": "OpenTelemetry's",
 }
 """Names in capitals that the documents may use though no code does."""
 
