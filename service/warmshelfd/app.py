@@ -15,6 +15,7 @@ from warmshelf.errors import SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
 from warmshelf.v1 import alias_pb2_grpc, capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
 from warmshelfd import __version__
+from warmshelfd.credentials import Credentials
 from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
@@ -37,6 +38,7 @@ from warmshelfd.registry.base import Registry
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency
 from warmshelfd.running import log_failure
+from warmshelfd.servicers.admission import Admission
 from warmshelfd.servicers.alias import AliasServicer
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
@@ -106,7 +108,8 @@ class Daemon:
         )
         self._leasing.register_unknown = self._upkeep.register_unknown
         self._pushing = Pushing(open_spool(settings), self._shelf, loader, settings.push_limits())
-        self._guard = Guard(self.metrics)
+        self._credentials = Credentials(settings, self.metrics)
+        self._guard = Guard(self.metrics, _admission(settings, self._credentials))
         self._transfer = TransferServicer(
             self._shelf, self._leasing, _flight(settings), settings.stall_seconds, self.metrics
         )
@@ -122,7 +125,14 @@ class Daemon:
         await self._shelf.start()
         self._fleet.start()
         await self._pushing.start()
-        servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
+        certificates = self._credentials.certificates
+        servers = Servers(
+            self._settings.listen,
+            _transport(self._settings),
+            [self._guard],
+            self._add_services,
+            certificates.credentials if certificates else None,
+        )
         await servers.start()
         self._operating.started = True
         stopped = self._on_signals()
@@ -133,6 +143,7 @@ class Daemon:
             asyncio.create_task(self._upkeep.follow()),
             asyncio.create_task(self._shelf.residency.sweep()),
             asyncio.create_task(self._pushing.sweep()),
+            asyncio.create_task(self._credentials.follow()),
         ]
         for task in background:
             task.add_done_callback(log_failure)
@@ -254,6 +265,11 @@ def _registry(settings: Settings, metrics: Metrics) -> Registry:
 def _registry_credentials(settings: Settings) -> tuple[str, bytes]:
     """Return user and password as they are now: a changed file counts from the next connection on."""
     return settings.registry_username, read_secret(settings.registry_password) if settings.registry_password else b""
+
+
+def _admission(settings: Settings, credentials: Credentials) -> Admission:
+    has_tls = credentials.certificates is not None
+    return Admission(credentials.identities, settings.anonymous_roles, has_tls=has_tls)
 
 
 def _load_threads(settings: Settings) -> LoadThreads:
