@@ -18,7 +18,8 @@ from warmshelf.types import ArtifactState, Failure
 from warmshelfd import failpoints
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.state import Event
-from warmshelfd.loading import Complete, Load, Loaded, Loader
+from warmshelfd.load import Load
+from warmshelfd.loading import Complete, Loaded, Loader
 from warmshelfd.metrics import Metrics, Outcome
 from warmshelfd.records import remember, to_registration
 from warmshelfd.registry.base import Registration

@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from warmshelf.types import AdapterInspection, EngineOutcome, EngineVerdict
 
 _SERVES, _IF, _UNKNOWN = EngineOutcome.SERVES, EngineOutcome.CONDITIONAL, EngineOutcome.UNKNOWN
 _MISSERVES, _REFUSES = EngineOutcome.MISSERVES, EngineOutcome.REFUSES
+
+_RECIPES_MAX = 64
+"""Verdicts remembered: thousands of adapters are trained by a few recipes."""
 
 Rule = tuple[EngineOutcome, str]
 """What an engine does with a feature, and why."""
@@ -110,7 +114,17 @@ ENGINES = (_PEFT, _VLLM, _SGLANG)
 
 def engine_verdicts(adapter: AdapterInspection) -> tuple[EngineVerdict, ...]:
     """Return what each engine makes of an adapter."""
-    config = _config(adapter.config_json)
+    return _verdicts(adapter.config_json, adapter.module_names, adapter.rank_max, adapter.features)
+
+
+@lru_cache(maxsize=_RECIPES_MAX)
+def _verdicts(
+    config_json: bytes, module_names: tuple[str, ...], rank_max: int, features: tuple[str, ...]
+) -> tuple[EngineVerdict, ...]:
+    config = _config(config_json)
+    adapter = AdapterInspection(
+        rank_max=rank_max, module_names=module_names, features=features, config_json=config_json
+    )
     return tuple(_verdict(engine, adapter, config) for engine in ENGINES)
 
 
