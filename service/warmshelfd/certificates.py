@@ -44,8 +44,8 @@ class _Pem:
 class Certificates:
     """What the daemon shows and trusts now.
 
-    ``_pem`` and ``_bad`` are written by ``refresh`` alone, which one thread at a time calls; threads of
-    gRPC read ``_configuration``, which is replaced whole.
+    ``_pem``, ``_seen`` and ``_bad`` are written by ``refresh`` alone, which one thread at a time calls; threads
+    of gRPC read ``_configuration``, which is replaced whole.
     """
 
     def __init__(self, files: CertificateFiles) -> None:
@@ -57,17 +57,19 @@ class Certificates:
         self._files = files
         self._pem = _read_all(files)
         _prove(files, self._pem)
+        self._seen = self._pem  # by the last look
         self._bad: _Pem | None = None  # told already
         self._configuration = _configuration(self._pem)
 
     def refresh(self) -> None:
-        """Read the files again.
+        """Read the files again. What is new counts when two looks found the same: files are replaced one by one.
 
         Raises:
             InvalidConfig: what is new there cannot be used; told once. What was there before stays.
         """
-        pem = _read_all(self._files)
-        if pem in (self._pem, self._bad):
+        pem, before = _read_all(self._files), self._seen
+        self._seen = pem
+        if pem != before or pem in (self._pem, self._bad):
             return
         self._bad = pem
         _prove(self._files, pem)

@@ -126,7 +126,8 @@ class Settings(BaseSettings):
     identity: tuple[IdentitySettings, ...] = ()
     """Who callers are; tables `[[identity]]`, only in the file."""
     credentials_seconds: Seconds = 2.0
-    """How often certificates, keys and tokens are read again: what is replaced counts within this time."""
+    """How often certificates, keys and tokens are read again. A new token counts by then, a certificate at the
+    look after."""
     arena: Annotated[str, AfterValidator(_check_directory)]
     """Directory of the segments, on a memory file system. Default: `/dev/shm/warmshelf-$UID`."""
     budget: Size | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 
 import grpc
 import pytest
@@ -257,6 +259,17 @@ def test_no_token_is_in_any_line_or_error(by_token: Guarded) -> None:
     eventually(lambda: "the-reader" in by_token.daemon.log.read_text(), "the bad token is told")
     text = by_token.daemon.log.read_text()
     assert not [secret for secret in (wrong, "canary", *map(by_token.token, ROLES)) if secret in text]
+
+
+def test_a_daemon_listens_where_it_was_told_and_nowhere_else(by_token: Guarded) -> None:
+    """T1, asked of the kernel."""
+    by_token.start()
+    proc = Path(f"/proc/{by_token.daemon.pid}")
+    inodes = {os.readlink(link)[8:-1] for link in (proc / "fd").iterdir() if os.readlink(link).startswith("socket:[")}
+    rows = [row.split() for name in ("tcp", "tcp6") for row in (proc / "net" / name).read_text().splitlines()[1:]]
+    listening = [row[1] for row in rows if row[3] == "0A" and row[9] in inodes]
+    port = int(by_token.daemon.tcp_address.rpartition(":")[2])
+    assert listening == [f"0100007F:{port:04X}"]
 
 
 def test_a_plain_daemon_on_loopback_serves_as_ever(running: Daemon) -> None:
