@@ -324,7 +324,8 @@ def _load_threads(settings: Settings) -> LoadThreads:
 
 def _neighbours(settings: Settings, residency_map: ResidencyMap, metrics: Metrics) -> Neighbours:
     patience = Patience(settings.neighbour_stall_seconds, settings.neighbour_bytes_per_second_min)
-    rules = NeighbourRules(settings.neighbours, patience, settings.neighbour_wait_seconds, residency_map.node.name)
+    security, name = settings.neighbour_security(), residency_map.node.name
+    rules = NeighbourRules(settings.neighbours, patience, settings.neighbour_wait_seconds, name, security)
     return Neighbours(rules, settings.format_limits(), residency_map.holders, metrics)
 
 

@@ -18,6 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from warmshelf._security import PLAIN, Security, Tls
 from warmshelf._sizes import parse_size
 from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
 from warmshelf.types import check_id
@@ -177,6 +178,8 @@ class Settings(BaseSettings):
     address listened on which has this IP, or every one. Default: nothing."""
     neighbours: tuple[Annotated[Network, BeforeValidator(parse_network)], ...] = ()
     """Networks of other nodes, such as `10.0.0.0/8`, that loads may take bytes from which are pinned. Default: none."""
+    neighbour_server_name: str = ""
+    """Name that the certificates of other nodes must have, where TCP is TLS. Default: their address."""
     spool: Annotated[str, AfterValidator(_check_directory)] = ""
     """Directory that keeps what clients push. Default: beside the registry's file, such as `registry.spool`."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
@@ -359,6 +362,8 @@ class Settings(BaseSettings):
             return self
         if self.insecure:
             raise ValueError("insecure is for plain TCP; with listen_cert_file, TCP is TLS")
+        if self.neighbours and not self.listen_client_ca_file:
+            raise ValueError("over TLS, nodes know each other by certificates: neighbours take listen_client_ca_file")
         kinds = ("subject", "token") if self.listen_client_ca_file else ("token",)
         if not any(getattr(row, kind) is not None for row in self.identity for kind in kinds):
             raise ValueError(f"nobody could call over TLS: there is no [[identity]] with a {' or a '.join(kinds)}")
@@ -373,6 +378,13 @@ class Settings(BaseSettings):
             )
         if self.listen_client_ca_file:
             raise ValueError("listen_client_ca_file asks callers for certificates, which takes listen_cert_file")
+
+    def neighbour_security(self) -> Security:
+        """Return how other nodes are known and this one to them: as callers are to this one; plain if TCP is."""
+        if self.listen_cert_file is None or self.listen_key_file is None:
+            return PLAIN
+        ca = self.listen_client_ca_file or ""
+        return Security(Tls(ca, self.listen_cert_file, self.listen_key_file, self.neighbour_server_name))
 
     def certificate_files(self) -> CertificateFiles | None:
         """Return what TCP is opened with; None for plain TCP."""
