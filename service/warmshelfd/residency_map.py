@@ -80,6 +80,7 @@ class ResidencyMap:
         self._said = ""  # the refusal that is in the log
         self._seen = Seen()
         self._seen_time = float("-inf")  # by the monotonic clock
+        self._not_before = 0.0  # by the same clock: who asks soon after a look that failed is not kept waiting
         self._looking: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -168,7 +169,7 @@ class ResidencyMap:
         """Look what others have told, unless that was done just now; say whether what is known is all of it."""
         if self._store is None:
             return True
-        if time.monotonic() - self._seen_time > LOOK_SECONDS:
+        if time.monotonic() - self._seen_time > LOOK_SECONDS and time.monotonic() > self._not_before:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.get_running_loop().create_task(self._look(self._store))
                 self._looking.add_done_callback(log_failure)
@@ -182,6 +183,7 @@ class ResidencyMap:
             self._seen = await self._in_thread(lambda: store.look(known))
         except StoreAwayError as error:
             self._metrics.fleet_failed(error.reason)
+            self._not_before = time.monotonic() + _AGAIN_SECONDS
             if began - self._seen_time > LIFE_SECONDS:  # nobody said that they are still there
                 self._seen = Seen()
             return
