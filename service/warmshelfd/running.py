@@ -6,6 +6,7 @@ Knows nothing of what the work is. For the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -34,7 +35,9 @@ async def run_stoppable(
         if on_stop is not None:
             on_stop()
         if not work.cancel():  # it had begun
-            await asyncio.wait([future])
+            while not future.done():  # also if cancelled again meanwhile: whoever comes next would meet it
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
         if not future.cancelled() and future.done():
             future.exception()  # seen: what a stopped function says does not matter
         raise

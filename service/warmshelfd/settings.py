@@ -6,7 +6,6 @@ opens nothing.
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from pydantic_settings import (
 )
 
 from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
+from warmshelf.redis_uri import parse_store
 from warmshelf.types import check_id
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.logs import LogFormat
@@ -27,7 +27,9 @@ from warmshelfd.pushes import PushLimits
 from warmshelfd.registry.open import check_registry
 from warmshelfd.sources.file_uri import parse_path
 from warmshelfd.sources.limits import TimeLimits
+from warmshelfd.sources.s3_uri import parse_s3_uri
 from warmshelfd.sources.settings import Secret, SourceSettings, check_prefix
+from warmshelfd.spool.place import STORE_SCHEMES, check_directory, scheme_of
 
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
 """Smaller chunks cost more calls than they save memory; larger ones are slower, and from
@@ -48,10 +50,17 @@ def _check_chunk(size: int) -> int:
     return size
 
 
-def _check_directory(path: str) -> str:
-    if not path or "\0" in path:
-        raise ValueError("it must be a directory")
-    return os.path.abspath(path)
+def _check_spool(place: str) -> str:
+    scheme = scheme_of(place)
+    if not scheme:
+        return check_directory(place)
+    if scheme not in STORE_SCHEMES:
+        raise ValueError(f"it must be a directory, or a place in a store: {'://, '.join(STORE_SCHEMES)}://")
+    check_prefix(place)
+    try:
+        return parse_s3_uri(place).uri if scheme == "s3" else str(parse_store(place))
+    except InvalidSpec as error:
+        raise ValueError(error.message) from None
 
 
 def _check_path(path: str) -> str:
@@ -109,7 +118,7 @@ class Settings(BaseSettings):
 
     listen: Annotated[tuple[Address, ...], Field(min_length=1)]
     """`unix:///PATH` or `HOST:PORT`. Default: `api.sock` in `$XDG_RUNTIME_DIR/warmshelf` or `/tmp/warmshelf-$UID`."""
-    arena: Annotated[str, AfterValidator(_check_directory)]
+    arena: Annotated[str, AfterValidator(check_directory)]
     """Directory of the segments, on a memory file system. Default: `/dev/shm/warmshelf-$UID`."""
     budget: Size | None = None
     """Bytes the arena may hold. Default: half of what its file system has free, or what the cgroup leaves if less."""
@@ -129,8 +138,11 @@ class Settings(BaseSettings):
     """Password at a registry in Redis, as `env:NAME` or `file:/PATH`. Default: none."""
     registry_ca_file: str | None = None
     """PEM file of the authorities that are trusted for a registry in Redis over TLS. Default: the system's."""
-    spool: Annotated[str, AfterValidator(_check_directory)] = ""
-    """Directory that keeps what clients push. Default: beside the registry's file, such as `registry.spool`."""
+    spool: Annotated[str, AfterValidator(_check_spool)] = ""
+    """What keeps what clients push: a directory, or a place that all nodes reach, such as `s3://bucket/pushed` or
+    `redis://HOST:PORT/DB/pushed`. Default: a directory beside the registry's file, such as `registry.spool`."""
+    spool_staging: Annotated[str, AfterValidator(check_directory)] = ""
+    """Directory of pushes on their way to a spool that is none. Default: where the spool is by default."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
     """Prefixes that sources may lie under, such as `file:///models`; all else is refused. Default: the current
     directory, while only Unix sockets are listened on and it is not `/`; else nothing."""
