@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from typing import TypeVar
 
@@ -78,6 +78,23 @@ async def wait_at_most(awaitable: Awaitable[T], seconds: float | None) -> T:
     if not done:
         raise asyncio.TimeoutError
     return task.result()
+
+
+async def side_by_side(work: Callable[[T], Awaitable[None]], items: Iterable[T], at_once: int) -> None:
+    """Do a piece of work for each item, in their order, so many at once; a failure or a cancel ends all of it."""
+    waiting = iter(items)
+
+    async def take_turns() -> None:
+        for item in waiting:
+            await work(item)
+
+    tasks = [asyncio.create_task(take_turns()) for _ in range(at_once)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def log_failure(task: asyncio.Task[None]) -> None:

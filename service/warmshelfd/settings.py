@@ -151,7 +151,7 @@ class Settings(BaseSettings):
     declare: str | None = None
     """TOML file of artifacts to register, and patterns of IDs; read again when it changes. Default: none."""
     preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
-    """IDs to make resident at start, in this order. Default: none."""
+    """IDs to make resident at start, begun in this order. Default: none."""
     http: Annotated[Address, AfterValidator(_check_http)] | None = None
     """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
