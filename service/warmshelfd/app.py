@@ -47,6 +47,7 @@ from warmshelfd.servicers.push import PushServicer
 from warmshelfd.servicers.transfer import TransferServicer
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
+from warmshelfd.sources.breaker import BreakerLimits
 from warmshelfd.sources.settings import read_secret
 from warmshelfd.upkeep import Upkeep
 
@@ -66,7 +67,11 @@ class Daemon:
         self._settings = settings
         self._arena = arena
         self._sources = Sources(
-            openers(settings), settings.format_limits(), Keys(settings.source), settings.inspection_bytes_max
+            openers(settings),
+            settings.format_limits(),
+            Keys(settings.source),
+            settings.inspection_bytes_max,
+            BreakerLimits(settings.source_failures_max, settings.source_pause_seconds),
         )
         self.metrics = _metrics(self._sources.schemes, arena)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)

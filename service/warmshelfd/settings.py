@@ -25,6 +25,7 @@ from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share, parse_size
 from warmshelfd.pushes import PushLimits
 from warmshelfd.registry.open import check_registry
+from warmshelfd.sources.breaker import BreakerLimits
 from warmshelfd.sources.file_uri import parse_path
 from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.s3_uri import parse_s3_uri
@@ -42,6 +43,7 @@ CHUNK_HEAD_BYTES = 1 << 10
 
 _FORMAT = FormatLimits()
 _TIME = TimeLimits()
+_BREAKER = BreakerLimits()
 
 
 def _check_chunk(size: int) -> int:
@@ -214,6 +216,10 @@ class Settings(BaseSettings):
     """How long a read that fails is tried again, in all."""
     source_attempts_max: Count = _TIME.retry.attempts_max
     """How often it is tried."""
+    source_failures_max: Count = _BREAKER.failures_max
+    """After so many failures of one server in a row, each with all its tries, its sources fail at once for a while."""
+    source_pause_seconds: Seconds = _BREAKER.pause_seconds
+    """For how long, before the server is tried again."""
 
     # --- limits: loads ------------------------------------------------------
 
