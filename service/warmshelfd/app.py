@@ -124,6 +124,7 @@ class Daemon:
             await self._serve()
 
     async def _serve(self) -> None:
+        self._warn_of_disk()
         await self._shelf.start()
         self._fleet.start()
         await self._pushing.start()
@@ -153,6 +154,15 @@ class Daemon:
             await self._pushing.stop()
             await self._shelf.stop()
             self._arena.close()
+
+    def _warn_of_disk(self) -> None:
+        volume = self._arena.volume
+        if not volume.is_memory:
+            _log.warning(
+                "the arena %s is on %s, not in memory: loads wait for the disk, and the page cache is not in the budget",
+                self._arena.directory,
+                volume.type_name,
+            )
 
     def _on_change(self, artifact_id: str) -> None:
         self._observing.note(artifact_id)
@@ -192,6 +202,7 @@ class Daemon:
         return (
             f"warmshelfd {__version__} ready: address={','.join(addresses)} arena={arena.directory} "
             f"budget={arena.budget_bytes} page_size={arena.page_size_bytes} pinning={arena.pinning}"
+            + ("" if arena.volume.is_memory else f" file_system={arena.volume.type_name} WARNING=not-in-memory")
             + (f" http={self._operating.address}" if self._operating.address else "")
         )
 

@@ -35,7 +35,7 @@ from warmshelfd.domain.catalog import Entry
 from warmshelfd.loading import Loader
 from warmshelfd.pools import executor
 from warmshelfd.pushes import Chunk, Push, PushBook, PushLimits, check_chunk, check_whole, not_found
-from warmshelfd.registering import RegisterOptions
+from warmshelfd.registering import RegisterOptions, check_base
 from warmshelfd.running import run_stoppable, run_to_the_end, wait_at_most
 from warmshelfd.shelf import Shelf
 from warmshelfd.spool.base import Announcement, Spool, check_files, check_push_id
@@ -162,6 +162,7 @@ class Pushing:
         check_id(announcement.artifact_id)
         if announcement.base_id:
             check_id(announcement.base_id)
+        check_base(announcement.artifact_id, announcement.base_id)
         check_files(announcement.files, self.limits.push_files_max)
         await self._opened()
         push = self._book.find(push_id)

@@ -92,6 +92,7 @@ class FakeDaemon:
 
     def register(self, artifact_id: str, spec: ArtifactSpec, read: Callable[[], Content], options: Options) -> Artifact:
         """Make an artifact known, or look at the source of a known one again."""
+        rules.check_base(artifact_id, spec)
         with self._changed:
             record = self._records.get(artifact_id)
             if record is None:

@@ -36,6 +36,9 @@ __all__ = ["Arena", "ArenaUsage", "PinPolicy", "Reservation"]
 LOCK_NAME = "arena.lock"
 """Held by the one daemon of the directory. Always empty: a byte in it would take a huge page."""
 
+BUDGET_BYTES_MIN = 16 << 10
+"""Smallest budget: a segment has at least a first page, a page of tensors, their layout and the manifest."""
+
 DIRECTORY_MODE = 0o700
 LOADING_MODE = 0o600
 _PIN_THREADS = 2
@@ -313,8 +316,13 @@ def _default_budget(volume: Volume, room: int | None) -> int:
 
 def _check_budget(budget: int, volume: Volume, room: int | None, directory: str) -> None:
     total = volume.total_bytes()
-    if budget <= 0:
-        raise InvalidConfig(f"a budget of {budget} bytes holds nothing", budget_bytes=budget)
+    least = max(BUDGET_BYTES_MIN, volume.page_size_bytes)
+    if budget < least:
+        raise InvalidConfig(
+            f"a budget of {budget} bytes holds nothing; the smallest segment takes {least}",
+            budget_bytes=budget,
+            budget_bytes_min=least,
+        )
     if budget > total:
         raise InvalidConfig(
             f"a budget of {budget} bytes is more than the {total} bytes of the file system of {directory!r}",

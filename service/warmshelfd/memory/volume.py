@@ -16,6 +16,7 @@ SMALL_PAGE_BYTES = 4096
 _MOUNTS = Path("/proc/self/mountinfo")
 _TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage")
 _HUGETLB = Path("/sys/kernel/mm/hugepages")
+_MEMORY_TYPES = frozenset({"tmpfs", "hugetlbfs", "ramfs", "devtmpfs"})
 _HUGE_MOUNT_OPTIONS = frozenset({"huge=always", "huge=within_size"})
 
 
@@ -57,6 +58,11 @@ class Volume:
         """Look at the file system that holds the open directory."""
         mount = find_mount(_MOUNTS.read_text(errors="surrogateescape"), os.fstat(directory_fd).st_dev)
         return cls(directory_fd, mount.type_name, _page_size(mount, directory_fd))
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether its files are in memory, and not on a disk behind a page cache."""
+        return self.type_name in _MEMORY_TYPES
 
     @property
     def is_hugetlb(self) -> bool:
