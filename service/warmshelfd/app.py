@@ -66,13 +66,7 @@ class Daemon:
     def __init__(self, settings: Settings, arena: Arena) -> None:
         self._settings = settings
         self._arena = arena
-        self._sources = Sources(
-            openers(settings),
-            settings.format_limits(),
-            Keys(settings.source),
-            settings.inspection_bytes_max,
-            BreakerLimits(settings.source_failures_max, settings.source_pause_seconds),
-        )
+        self._sources = _sources(settings)
         self.metrics = _metrics(self._sources.schemes, arena)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
         leases = _lease_table(settings)
@@ -159,7 +153,7 @@ class Daemon:
         volume = self._arena.volume
         if not volume.is_memory:
             _log.warning(
-                "the arena %s is on %s, not in memory: loads wait for the disk, and the page cache is not in the budget",
+                "the arena %s is on %s, not in memory: loads wait for the disk, and the page cache comes on top",
                 self._arena.directory,
                 volume.type_name,
             )
@@ -247,6 +241,16 @@ class Daemon:
             if self._guard.calls:
                 quiet_since = loop.time()
             await asyncio.sleep(0.05)
+
+
+def _sources(settings: Settings) -> Sources:
+    return Sources(
+        openers(settings),
+        settings.format_limits(),
+        Keys(settings.source),
+        settings.inspection_bytes_max,
+        BreakerLimits(settings.source_failures_max, settings.source_pause_seconds),
+    )
 
 
 def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:

@@ -12,13 +12,14 @@ import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from typing import TypeVar
 
 from warmshelf._wire import KIND_NUMBERS
-from warmshelf.errors import ArenaFull, SourceChanged, SourceChangedDuringLoad
+from warmshelf.errors import ArenaFull, SourceChanged, SourceChangedDuringLoad, SourceNotFound, SourceUnavailable
 from warmshelf.types import ArtifactKind, LoadPhase, Source
 from warmshelf.v1 import manifest_pb2
 from warmshelfd import __version__, failpoints
@@ -33,8 +34,10 @@ from warmshelfd.digesting import (
     one_file_digest,
     source_digest,
 )
+from warmshelfd.doubting import check_pinned, is_doubtful, reserve_unless
 from warmshelfd.formats.base import Check
 from warmshelfd.inspecting import Examined, Sources, check_kind, config_of, outline_segment, read_small_files
+from warmshelfd.memory.books import Reservation
 from warmshelfd.memory.segment import Segment, SegmentWriter
 from warmshelfd.pools import LoadThreads, Pools
 from warmshelfd.registry.base import Registration, Registry
@@ -205,9 +208,11 @@ class Loader:
         inspections = self._pools.of(ArtifactKind.UNKNOWN, job.place)
         outline = await run_stoppable(inspections, lambda _: outline_segment(self._arena, job.examined))
         load.enter(LoadPhase.RESERVE, outline.size_bytes)
-        reservation = await self._residency.reserve(
-            outline.size_bytes, job.kind, lambda: load.priority, load.wait_for_room
+        reserve = partial(self._residency.reserve, outline.size_bytes, job.kind, lambda: load.priority)
+        settle = (
+            partial(self._check_still_the_same, job.known) if is_doubtful(job.known, job.examined.fingerprint) else None
         )
+        reservation = await reserve_unless(reserve, load.wait_for_room, settle, Reservation.release)
         try:
             reserved()
             failpoints.hit("load.reserved")
@@ -220,6 +225,10 @@ class Loader:
         except BaseException:
             reservation.release()
             raise
+
+    async def _check_still_the_same(self, known: Registration) -> None:
+        with suppress(SourceNotFound, SourceUnavailable):  # the load itself will say so
+            check_pinned(known, await self.digest_source(known.spec.source))
 
     async def _fill_and_seal(self, job: _Job, load: Load, writer: SegmentWriter, must_hash: bool) -> Loaded:
         load.enter(LoadPhase.READ, job.examined.inspection.tensor_bytes)
@@ -289,7 +298,7 @@ class Loader:
             raise SourceChangedDuringLoad(
                 f"the source of {known.artifact_id!r} changed while it was read", artifact_id=known.artifact_id
             )
-        _check_pinned(known, digest)
+        check_pinned(known, digest)
         return digest
 
     async def _run(self, job: _Job, function: Callable[[Cancelled], T]) -> T:
@@ -345,16 +354,6 @@ def _must_hash(job: _Job) -> bool:
         )
     pinned_unseen = bool(known.digest) and not known.segment_id  # by another node, or a push
     return changed or bool(expected) or pinned_unseen or job.kind is ArtifactKind.ADAPTER
-
-
-def _check_pinned(known: Registration, digest: str) -> None:
-    if digest and known.digest and digest != known.digest and not known.follow:
-        raise SourceChanged(
-            f"the source of {known.artifact_id!r} holds other bytes than those it was pinned to",
-            artifact_id=known.artifact_id,
-            expected=known.digest,
-            actual=digest,
-        )
 
 
 def _expect_file(job: _Job, cancelled: Cancelled) -> None:

@@ -46,7 +46,9 @@ def test_a_mark_tells_what_is_wrong_with_a_block() -> None:
     data = marked(mark, 96)
     assert fault(mark, data) == ""
     assert fault(mark, data[37:], 37) == ""
-    assert "Mark(tenant=1, artifact=2, generation=2" in fault(mark, data[:32] + marked(Mark(1, 2, 2), 48)[32:] + data[48:])
+    assert "Mark(tenant=1, artifact=2, generation=2" in fault(
+        mark, data[:32] + marked(Mark(1, 2, 2), 48)[32:] + data[48:]
+    )
     assert "block 0" in fault(mark, data[:48] + data[:16] + data[64:])
     assert "zeros" in fault(mark, data[:16] + bytes(16) + data[32:])
     assert "no mark" in fault(mark, data[:16] + b"\1" * 16 + data[32:])
@@ -57,10 +59,10 @@ def test_workers_that_map_and_stream_while_artifacts_are_replaced_and_evicted_ge
     daemon: Daemon, models: Path
 ) -> None:
     """I1, I2: two tenants, a budget for half of them, four workers, sources that are replaced meanwhile."""
-    artifacts = [(tenant, artifact) for tenant in (1, 2) for artifact in range(4)]
+    artifacts = [(tenant, artifact) for tenant in (1, 2) for artifact in range(3)]
     for tenant, artifact in artifacts:
         write(models, tenant, artifact, 1)
-    daemon.start("--budget", "12MiB", "--adapter-floor", "0")
+    daemon.start("--budget", "8MiB", "--adapter-floor", "0")
     failures: list[str] = []
     acquired: set[str] = set()
     stop = threading.Event()
@@ -70,13 +72,7 @@ def test_workers_that_map_and_stream_while_artifacts_are_replaced_and_evicted_ge
         address, arena = (daemon.address, None) if seed % 2 else (daemon.tcp_address, "/nowhere")
         with warmshelf.connect(address, arena=arena) as shelf:
             while not stop.is_set():
-                tenant, artifact = dice.choice(artifacts)
-                try:
-                    with shelf.acquire(f"t{tenant}/{artifact}", timeout=20) as lease:
-                        acquired.add(lease.transport)
-                        failures.extend(faults_of(lease, tenant, artifact))
-                except (errors.SourceChanged, errors.SourceChangedDuringLoad, errors.ArenaFull):
-                    pass  # no bytes are no wrong bytes
+                acquired.add(look_once(shelf, *dice.choice(artifacts), failures))
 
     with daemon.connect() as shelf:
         for tenant, artifact in artifacts:
@@ -84,7 +80,7 @@ def test_workers_that_map_and_stream_while_artifacts_are_replaced_and_evicted_ge
         workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
         for worker in workers:
             worker.start()
-        for generation in range(2, 5):
+        for generation in range(2, 4):
             for tenant, artifact in artifacts:
                 path = write(models, tenant, artifact, generation)
                 shelf.register(f"t{tenant}/{artifact}", path, replace=True)
@@ -92,9 +88,19 @@ def test_workers_that_map_and_stream_while_artifacts_are_replaced_and_evicted_ge
         for worker in workers:
             worker.join(60)
     assert failures == []
-    assert acquired == {"mapped", "streamed"}
+    assert {"mapped", "streamed"} <= acquired
     for name in daemon.segments():
         assert len(owners((daemon.arena / name).read_bytes())) == 1, "a segment has blocks of two artifacts"
+
+
+def look_once(shelf: warmshelf.Shelf, tenant: int, artifact: int, failures: list[str]) -> str:
+    """Acquire an artifact, note what is wrong with its bytes, and return how they came."""
+    try:
+        with shelf.acquire(f"t{tenant}/{artifact}", timeout=20) as lease:
+            failures.extend(faults_of(lease, tenant, artifact))
+            return lease.transport
+    except (errors.SourceChanged, errors.SourceChangedDuringLoad, errors.ArenaFull):
+        return ""  # no bytes are no wrong bytes
 
 
 def write(models: Path, tenant: int, artifact: int, generation: int) -> Path:

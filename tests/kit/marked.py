@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 
 MAGIC = b"\xd3WS\xb6"
 BLOCK_BYTES = 16
@@ -35,6 +37,7 @@ class Mark:
         return MAGIC + b"".join(value.to_bytes(size, "big") for value, size in fields)
 
 
+@cache
 def marked(mark: Mark, size: int) -> bytes:
     """Return bytes of this mark, from its first block on."""
     return b"".join(map(mark.block, range(-(-size // BLOCK_BYTES))))[:size]
@@ -45,14 +48,13 @@ def parse(block: bytes) -> tuple[Mark, int] | None:
     if len(block) < BLOCK_BYTES or not block.startswith(MAGIC):
         return None
     cuts = (4, 6, 8, 10, 11, 16)
-    numbers = [int.from_bytes(block[start:end], "big") for start, end in zip(cuts, cuts[1:], strict=False)]
+    numbers = [int.from_bytes(block[start:end], "big") for start, end in pairwise(cuts)]
     return Mark(*numbers[:4]), numbers[4]
 
 
 def fault(mark: Mark, data: bytes, start: int = 0) -> str:
     """Say what is wrong with a tensor's bytes from ``start`` on; "" if nothing is."""
-    first, end = start // BLOCK_BYTES, -(-(start + len(data)) // BLOCK_BYTES)
-    right = b"".join(map(mark.block, range(first, end)))[start % BLOCK_BYTES :][: len(data)]
+    right = marked(mark, start + len(data))[start:]
     if data == right:
         return ""
     at = next((i for i, (is_, should) in enumerate(zip(data, right, strict=False)) if is_ != should), len(data))

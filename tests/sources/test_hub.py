@@ -187,7 +187,9 @@ def test_a_hub_sends_readers_to_no_address_inside_unless_that_is_allowed(served:
 def test_the_longest_prefix_that_names_the_repository_counts(served: Hub) -> None:
     served.repository("org/name").is_private = True
     every = SourceSettings(prefix="hf://org", endpoint=served.endpoint, allow_private=True)
-    one = SourceSettings(prefix="hf://org/name", endpoint=served.endpoint, allow_private=True, bearer_token="env:TOKEN_OF_TEST")
+    one = SourceSettings(
+        prefix="hf://org/name", endpoint=served.endpoint, allow_private=True, bearer_token="env:TOKEN_OF_TEST"
+    )
     assert found(HubOpener(["hf://org"], [every, one], QUICK), "hf://org/name@main/sub") == {"x.bin": b"sub"}
 
 

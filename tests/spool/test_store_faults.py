@@ -14,7 +14,7 @@ from kit.processes import Daemon, eventually, read_all
 from kit.pushes import cutting_proxy, kept, unfinished
 from kit.redis_server import RedisServer, redis_server
 from kit.stores import ENV, RedisStore, S3Store, Store
-from kit.weed import Weed
+from kit.weed import ACCESS_KEY, SECRET_KEY, Weed
 from warmshelf import errors
 from warmshelf.types import ArtifactState
 from warmshelfd.redis_wire import Patience
@@ -42,14 +42,16 @@ def nothing_is_left(daemon: Daemon, store: Store) -> None:
 def test_a_store_that_hangs_fails_pushes_in_time_delays_nobody_else_and_is_used_again(
     daemon: Daemon, store: Store
 ) -> None:
+    """B58 for a spool: away and back, with nothing left in between; B33: its keys are in no log and no error."""
     start(daemon, store)
     with daemon.connect() as shelf:
         shelf.push("there", tensors=filled(1))
         with shelf.acquire("there", timeout=30) as lease:
             store.pause()
             began = time.monotonic()
-            with pytest.raises((errors.SpoolUnavailable, errors.DeadlineExceeded)):
+            with pytest.raises((errors.SpoolUnavailable, errors.DeadlineExceeded)) as caught:
                 shelf.push("a", tensors=filled(2), timeout=2)
+            assert not [secret for secret in (ACCESS_KEY, SECRET_KEY) if secret in f"{caught.value!r}"]
             assert time.monotonic() - began < 10
             shelf.remove("there")  # the store hears of it when it answers again
             assert bytes(lease["w"]) == filled(1)["w"][2]
@@ -59,6 +61,25 @@ def test_a_store_that_hangs_fails_pushes_in_time_delays_nobody_else_and_is_used_
         shelf.push("a", tensors=filled(2))
         with shelf.acquire("a", timeout=30) as lease:
             assert read_all(lease) == {"w": filled(2)["w"][2]}
+        shown = repr(shelf.list()) + daemon.log.read_text()
+    assert not [secret for secret in (ACCESS_KEY, SECRET_KEY) if secret in shown]
+
+
+@pytest.mark.e2e
+def test_neighbours_below_the_same_prefix_are_left_alone(daemon: Daemon, s3: Weed) -> None:
+    """B31: what begins as a push's number does, or as the prefix does, is somebody else's."""
+    bucket = s3.bucket("neighbours")
+    store = S3Store(bucket)
+    start(daemon, store)
+    with daemon.connect() as shelf:
+        number = shelf.push("a", tensors=filled(1)).spec.source.uri.rpartition("/")[2]
+        others = [f"pushed/{number}-old/x", f"pushed/{number}0/model.safetensors", "pushed-old/x", "pushed/x"]
+        for key in others:
+            bucket.put(key, b"not ours")
+        with shelf.acquire("a", timeout=30) as lease:
+            assert read_all(lease) == {"w": filled(1)["w"][2]}
+        shelf.remove("a")
+        eventually(lambda: store.keys() == sorted(others), "only the push is gone", 20)
 
 
 @pytest.mark.e2e

@@ -40,7 +40,10 @@ BUDGET_BYTES_MIN = 16 << 10
 """Smallest budget: a segment has at least a first page, a page of tensors, their layout and the manifest."""
 
 DIRECTORY_MODE = 0o700
-LOADING_MODE = 0o600
+LOCK_MODE = 0o600
+LOADING_MODE = 0o400
+"""While it is written, through a descriptor that was opened when it was made. Nobody can open it for writing by its
+name, and so not cut it under the daemon's mapping, but root, or its owner after a chmod."""
 _PIN_THREADS = 2
 """How many lock a segment's pages: on 4 KiB pages it is a tenth of a load, and two share it."""
 
@@ -278,7 +281,7 @@ def _open_directory(directory: str) -> int:
 def _take_lock(directory_fd: int, directory: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        fd = os.open(LOCK_NAME, flags, LOADING_MODE, dir_fd=directory_fd)
+        fd = os.open(LOCK_NAME, flags, LOCK_MODE, dir_fd=directory_fd)
     except OSError as error:
         raise InvalidConfig(f"arena {directory!r} cannot be locked: {error.strerror}", directory=directory) from error
     try:

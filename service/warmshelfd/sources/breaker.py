@@ -31,7 +31,7 @@ class BreakerLimits:
     """When a place pauses."""
 
     failures_max: int = 5
-    """So many failures in a row, each after its own tries, and it pauses: one broken file alone is rarely asked so often."""
+    """So many failures in a row, each after its own tries, and it pauses; one broken file alone is asked less often."""
     pause_seconds: float = 5.0
     """How long: short beside the time in which a server comes back, long beside what asking again costs."""
 
