@@ -61,6 +61,7 @@ from warmshelfd.servicers.transfer import TransferServicer
 from warmshelfd.servicers.uploads import Uploads
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
+from warmshelfd.sources.breaker import BreakerLimits
 from warmshelfd.sources.neighbour import Patience
 from warmshelfd.sources.settings import read_secret
 from warmshelfd.this_node import advertised_address, this_node
@@ -82,9 +83,7 @@ class Daemon:
     def __init__(self, settings: Settings, arena: Arena) -> None:
         self._settings = settings
         self._arena = arena
-        self._sources = Sources(
-            openers(settings), settings.format_limits(), Keys(settings.source), settings.inspection_bytes_max
-        )
+        self._sources = _sources(settings)
         self.metrics = _metrics(self._sources.schemes, arena)
         self._tracing = _tracing(settings.trace_endpoint)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
@@ -135,6 +134,7 @@ class Daemon:
             await self._serve()
 
     async def _serve(self) -> None:
+        self._warn_of_disk()
         await self._shelf.start()
         self._fleet.start()
         await self._pushing.start()
@@ -175,6 +175,15 @@ class Daemon:
             await self._shelf.stop()
             self._arena.close()
             self._tracing.close()
+
+    def _warn_of_disk(self) -> None:
+        volume = self._arena.volume
+        if not volume.is_memory:
+            _log.warning(
+                "the arena %s is on %s, not in memory: loads wait for the disk, and the page cache comes on top",
+                self._arena.directory,
+                volume.type_name,
+            )
 
     def _on_change(self, artifact_id: str) -> None:
         self._observing.note(artifact_id)
@@ -220,6 +229,7 @@ class Daemon:
         return (
             f"warmshelfd {__version__} ready: address={','.join(addresses)} arena={arena.directory} "
             f"budget={arena.budget_bytes} page_size={arena.page_size_bytes} pinning={arena.pinning}"
+            + ("" if arena.volume.is_memory else f" file_system={arena.volume.type_name} WARNING=not-in-memory")
             + (f" http={self._operating.address}" if self._operating.address else "")
         )
 
@@ -264,6 +274,16 @@ class Daemon:
             if self._guard.calls:
                 quiet_since = loop.time()
             await asyncio.sleep(0.05)
+
+
+def _sources(settings: Settings) -> Sources:
+    return Sources(
+        openers(settings),
+        settings.format_limits(),
+        Keys(settings.source),
+        settings.inspection_bytes_max,
+        BreakerLimits(settings.source_failures_max, settings.source_pause_seconds),
+    )
 
 
 def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:
