@@ -22,6 +22,8 @@ def check_id(artifact_id: str) -> str:
     Raises:
         InvalidId: it is not; says why.
     """
+    if not isinstance(artifact_id, str):
+        raise InvalidId(f"an artifact ID is a string, not {type(artifact_id).__name__}")
     why = _id_fault(artifact_id)
     if why:
         shown = artifact_id[:64].encode("ascii", "backslashreplace").decode("ascii")
@@ -238,6 +240,50 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """One daemon of a fleet.
+
+    Attributes:
+        node_id: the same for as long as the daemon keeps its place.
+        name: what its operator calls it.
+        zone: where it is; "" if nobody said.
+        address: IP:PORT at which others reach it; "" if nobody said.
+    """
+
+    node_id: str
+    name: str
+    zone: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """An artifact in the memory of a node; ``digest`` is "" while the node has not computed it."""
+
+    node: Node
+    artifact_id: str
+    digest: str
+    size_bytes: int
+    pinned: bool = False
+    keep_resident: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyList:
+    """What is resident where. A hint: what other nodes have is as they said a moment ago.
+
+    Attributes:
+        nodes: all that are there, the one that was asked first.
+        residents: node by node, and by ID.
+        partial: something is missing: the registry is not in reach, or a node has more than it tells.
+    """
+
+    nodes: tuple[Node, ...]
+    residents: tuple[Resident, ...]
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a load is; ``artifact`` is set in the last one."""
 
@@ -293,7 +339,11 @@ class LeaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a daemon can do; it does not change while it runs."""
+    """What a daemon can do; it does not change while it runs.
+
+    ``arena_directory`` is as the daemon sees it; ``arena_identity`` is equal for the same directory seen
+    elsewhere on the node. Both are "" from a daemon that does not tell.
+    """
 
     daemon_version: str
     arena_size_bytes: int
@@ -302,6 +352,8 @@ class Capabilities:
     chunk_size_bytes_max: int
     source_schemes: tuple[str, ...]
     format_names: tuple[str, ...]
+    arena_directory: str = ""
+    arena_identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

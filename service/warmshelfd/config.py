@@ -27,12 +27,14 @@ from warmshelfd.settings import Settings
 
 _PREFIX = "WARMSHELF_"
 _SQLITE = "sqlite://"
-_LISTS = frozenset({"listen", "allow_source", "preload"})
+_LISTS = frozenset({"listen", "allow_source", "preload", "neighbours", "anonymous_roles"})
 _KNOWN = frozenset(Settings.model_fields) - {"purge"}
-_ONLY_IN_FILE = frozenset({"source"})
-_NOT_OURS = frozenset({"config", "address", "daemon_uid", "failpoints"})
+_ONLY_IN_FILE = frozenset({"source", "identity"})
+_FLAGS = frozenset({"insecure"})
+_OF_CLIENTS = frozenset({"address", "daemon_uid", "tls_ca", "tls_cert", "tls_key", "token_file"})
+_NOT_OURS = frozenset({"config", "failpoints"}) | _OF_CLIENTS
 """Variables that are read elsewhere: by ``parse``, by clients, by ``failpoints``."""
-_MAY_HOLD_SECRETS = frozenset({"registry", "registry_password", "source"})
+_MAY_HOLD_SECRETS = frozenset({"trace_endpoint", "registry", "registry_password", "source", "identity"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, li
     path = command_line.pop("config", _Given(environ.get(f"{_PREFIX}CONFIG", ""), "")).value
     given = {**_from_file(str(path)), **environment, **command_line}
     settings = _settings({**_defaults(environ, warnings), **given})
-    if "spool" not in given:  # what is pushed belongs to its registrations
-        settings = settings.model_copy(update={"spool": _beside(settings)})
+    places = {name: _beside(settings) for name in ("spool", "spool_staging") if name not in given}
+    settings = settings.model_copy(update=places)  # what is pushed belongs to its registrations
     if "allow_source" not in given and all(listen.kind == "unix" for listen in settings.listen):
         settings = settings.model_copy(update={"allow_source": _here()})
-    return settings, warnings
+    return settings, warnings + [
+        f"plain TCP on {listen}: whoever reaches it may do what anonymous_roles says, with no identity"
+        for listen in settings.listen
+        if settings.insecure and not listen.is_local
+    ]
 
 
 def _settings(given: Mapping[str, _Given]) -> Settings:
@@ -94,7 +100,6 @@ def _defaults(environ: Mapping[str, str], warnings: list[str]) -> dict[str, _Giv
         "arena": f"/dev/shm/{user}",  # noqa: S108 - the arena makes it 0700 and checks its owner
         "registry": f"sqlite://{state}/warmshelf/registry.sqlite" if state else f"sqlite:///tmp/{user}/registry.sqlite",
         "registry_copy": f"{state}/warmshelf/registry.sqlite" if state else f"/tmp/{user}/registry.sqlite",  # noqa: S108
-        "spool": f"{state}/warmshelf/registry.spool" if state else f"/tmp/{user}/registry.spool",  # noqa: S108
     }
     return {name: _Given(value, f"the default of {name}") for name, value in defaults.items()}
 
@@ -183,15 +188,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"warmshelfd {__version__}")
     parser.add_argument("--config", metavar="FILE", help="TOML file with options and limits")
     for name, metavar in _COMMAND_LINE.items():
-        many: dict[str, Any] = {"action": "extend", "nargs": "+"} if name in _LISTS else {}
+        form: dict[str, Any] = {"metavar": metavar}
+        form |= {"action": "extend", "nargs": "+"} if name in _LISTS else {}
+        form = {"action": "store_true"} if name in _FLAGS else form
         text = Settings.model_fields[name].description or ""
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text.replace("%", "%%"), **many)
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text.replace("%", "%%"), **form)
     parser.add_argument("--purge", action="store_true", help="empty the arena and exit")
     return parser
 
 
 _COMMAND_LINE = {
     "listen": "ADDRESS",
+    "insecure": "",
+    "listen_cert_file": "FILE",
+    "listen_key_file": "FILE",
+    "listen_client_ca_file": "FILE",
+    "anonymous_roles": "ROLE",
     "http": "HOST:PORT",
     "log_format": "FORMAT",
     "arena": "DIR",
@@ -199,7 +211,11 @@ _COMMAND_LINE = {
     "adapter_floor": "SHARE",
     "pin": "POLICY",
     "registry": "URI",
-    "spool": "DIR",
+    "node_name": "NAME",
+    "node_zone": "ZONE",
+    "advertise": "IP[:PORT]",
+    "neighbours": "NETWORK",
+    "spool": "PLACE",
     "declare": "FILE",
     "allow_source": "PREFIX",
     "preload": "ID",

@@ -65,6 +65,7 @@ NAMES = frozenset(
         "push.chunk",  # before each pushed chunk is written
         "push.written",  # after each, before it is counted
         "push.proven",  # every file is on the disk and as it was sent, nothing is kept
+        "push.stored",  # a store of its own, if there is one, has every file too
         "push.kept",  # renamed to be kept, the registry does not know it
         "push.registered",  # the registry knows it, the client does not
     }

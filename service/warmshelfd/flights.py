@@ -24,6 +24,7 @@ from warmshelfd.metrics import Metrics, Outcome
 from warmshelfd.records import remember, to_registration
 from warmshelfd.registry.base import Registration
 from warmshelfd.residency import Residency
+from warmshelfd.tracing import EndedLoad, Tracing
 from warmshelfd.turns import Priority
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Flights:
         save: Callable[[Entry], Awaitable[None]],
         on_ready: Callable[[Entry], None],
         metrics: Metrics,
+        tracing: Tracing,
     ) -> None:
         self._catalog = catalog
         self._residency = residency
@@ -49,6 +51,7 @@ class Flights:
         self._save = save
         self._on_ready = on_ready
         self._metrics = metrics
+        self._tracing = tracing
         # Event loop only: the load under way of each artifact that has one.
         self._loads: dict[str, Load] = {}
         # Loads that were stopped and have not ended yet, beside those above.
@@ -143,8 +146,14 @@ class Flights:
             if self._loads.get(entry.artifact_id) is load:
                 del self._loads[entry.artifact_id]
             self._residency.notify()
-            uri = entry.spec.source.uri
-            self._metrics.load_ended(entry.kind, uri, _outcome(load.error), load.begun, time.monotonic())
+            self._count(entry, load)
+
+    def _count(self, entry: Entry, load: Load) -> None:
+        """Tell metrics and traces how a load went; in its task, which inherited the span of who began it."""
+        uri, outcome, now = load.scheme or entry.spec.source.uri, _outcome(load.error), time.monotonic()
+        scheme = self._metrics.scheme(uri)
+        ended = EndedLoad(entry.artifact_id, entry.kind.value, scheme, outcome, load.begun, now)
+        self._metrics.load_ended(entry.kind, uri, outcome, load.begun, now, self._tracing.load_ended(ended))
 
     def _begin(self, entry: Entry, load: Load) -> None:
         """Space is reserved: the artifact is LOADING from now on."""

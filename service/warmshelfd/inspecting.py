@@ -7,11 +7,19 @@ how a segment of them will look. Blocking; called in threads.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from warmshelf._wire import layout_to_proto
-from warmshelf.errors import InvalidSpec
+from warmshelf.errors import (
+    InvalidSpec,
+    MalformedArtifact,
+    SourceNotAllowed,
+    SourceNotFound,
+    SourceTruncated,
+    SourceUnavailable,
+)
 from warmshelf.layout import Layout, SegmentSpec
 from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection, Source
 from warmshelfd import stopping
@@ -23,6 +31,7 @@ from warmshelfd.header_room import HeaderRoom
 from warmshelfd.memo import InspectionMemo, Prepared
 from warmshelfd.memory.arena import Arena
 from warmshelfd.sources.base import OpenSource, SourceOpener
+from warmshelfd.sources.breaker import BreakerLimits, Breakers
 
 _MEMO_BYTES_MAX = 64 << 20
 """What inspections to remember: the headers of a thousand adapters of 420 tensors, with what they meant."""
@@ -39,13 +48,15 @@ class Examined:
     """What an inspection found, and how the source looked meanwhile.
 
     ``small_bytes`` bounds the small files in the manifest; ``size_bytes`` is what the
-    segment will take in the arena.
+    segment will take in the arena. ``is_hearsay``: another node said so; nothing of it
+    counts before the digest of the bytes has been compared.
     """
 
     prepared: Prepared
     fingerprint: str
     small_bytes: int
     size_bytes: int = 0
+    is_hearsay: bool = False
 
     @property
     def inspected(self) -> Inspected:
@@ -62,13 +73,19 @@ class Sources:
     """Opens and inspects sources by their URI's scheme."""
 
     def __init__(
-        self, openers: Mapping[str, SourceOpener], limits: FormatLimits, keys: Keys, inspection_bytes_max: int
+        self,
+        openers: Mapping[str, SourceOpener],
+        limits: FormatLimits,
+        keys: Keys,
+        inspection_bytes_max: int,
+        breaker: BreakerLimits | None = None,
     ) -> None:
         """``inspection_bytes_max`` bounds what all inspections together have read of headers and config."""
         self.keys = keys
         self._openers = openers
         self._limits = limits
         self._room = HeaderRoom(inspection_bytes_max)
+        self._breakers = Breakers(breaker or BreakerLimits())
         self._memo = InspectionMemo(detect, bytes_max=_MEMO_BYTES_MAX)
 
     @property
@@ -86,11 +103,38 @@ class Sources:
         return opener.place(source.uri) if opener is not None else ""
 
     def open(self, source: Source) -> OpenSource:
-        """Open a source."""
-        return self._opener(source.uri).open(source.uri, source.revision)
+        """Open a source, unless its place has failed again and again just now."""
+        opener, place = self._opener(source.uri), self.place(source)
+        if place:
+            self._breakers.check(place, source.uri)
+        try:
+            return opener.open(source.uri, source.revision)
+        except SourceUnavailable:
+            self._note(place, source.uri, answered=False)
+            raise
 
     def examine(self, opened: OpenSource, cancelled: Callable[[], bool]) -> Examined:
         """Read an open source's headers and config; stop where ``cancelled`` says so."""
+        place = self.place(Source(opened.uri))
+        try:
+            examined = self._examine(opened, cancelled)
+        except SourceUnavailable:
+            self._note(place, opened.uri, answered=False)
+            raise
+        except (SourceNotFound, SourceNotAllowed, SourceTruncated, MalformedArtifact):
+            self._note(place, opened.uri, answered=True)
+            raise
+        self._note(place, opened.uri, answered=True)
+        return examined
+
+    def _note(self, place: str, uri: str, *, answered: bool) -> None:
+        """Take note of whether a server answered; what is on this node always does."""
+        if place and answered:
+            self._breakers.answered(place)
+        elif place:
+            self._breakers.failed(place, uri)
+
+    def _examine(self, opened: OpenSource, cancelled: Callable[[], bool]) -> Examined:
         opened.expect(first_reads(opened.files()))
         with stopping.heeding(cancelled), self._room.inspecting(opened) as files:
             prepared = self._memo.inspect(files, self._limits)
@@ -111,6 +155,38 @@ class Sources:
 
 def _scheme(uri: str) -> str:
     return uri.partition("://")[0].lower() if "://" in uri else "file"
+
+
+class Origin(ABC):
+    """Where the bytes of a load are taken from."""
+
+    place: str
+    """What is waited for there; see ``SourceOpener.place``."""
+
+    @abstractmethod
+    def open(self) -> OpenSource:
+        """Open it."""
+
+    @abstractmethod
+    def examine(self, opened: OpenSource, cancelled: Callable[[], bool]) -> Examined:
+        """Say what it holds."""
+
+
+class SourceOrigin(Origin):
+    """The artifact's source."""
+
+    def __init__(self, sources: Sources, source: Source) -> None:
+        self._sources = sources
+        self._source = source
+        self.place = sources.place(source)
+
+    def open(self) -> OpenSource:
+        """As the interface says."""
+        return self._sources.open(self._source)
+
+    def examine(self, opened: OpenSource, cancelled: Callable[[], bool]) -> Examined:
+        """As the interface says."""
+        return self._sources.examine(opened, cancelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +231,14 @@ def check_kind(spec: ArtifactSpec, found: ArtifactKind) -> None:
         )
 
 
+def config_name(kind: ArtifactKind) -> str:
+    """Return the file whose bytes belong to the content."""
+    return "adapter_config.json" if kind is ArtifactKind.ADAPTER else "config.json"
+
+
 def config_of(kind: ArtifactKind, small_files: Mapping[str, bytes]) -> bytes:
     """Return the config that belongs to the content: of the adapter, or of the base."""
-    name = "adapter_config.json" if kind is ArtifactKind.ADAPTER else "config.json"
-    return small_files.get(name, b"")
+    return small_files.get(config_name(kind), b"")
 
 
 def read_small_files(source: OpenSource, examined: Examined) -> dict[str, bytes]:
@@ -166,3 +246,17 @@ def read_small_files(source: OpenSource, examined: Examined) -> dict[str, bytes]
     sizes = source.files()
     source.expect((name, 0, sizes[name]) for name in examined.inspected.small_files)
     return {name: source.read(name, 0, sizes[name]) for name in examined.inspected.small_files}
+
+
+def open_from(origin: Origin, opened: list[OpenSource], cancelled: Callable[[], bool]) -> OpenSource:
+    """Open a place in a thread and add it to what ``opened`` has, for whoever stops or closes it."""
+    opened.append(one := origin.open())
+    if cancelled():  # before it could be told
+        one.stop()
+    return one
+
+
+def read_threads(usual: int, source: OpenSource) -> int:
+    """Return how many reads of a source are made at once."""
+    threads = max(usual, source.parallel_reads_min)
+    return min(threads, source.parallel_reads_max or threads)

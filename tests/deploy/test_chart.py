@@ -59,11 +59,13 @@ def test_a_wrong_field_would_be_seen() -> None:
 
 
 @CASES
-def test_the_daemon_understands_its_arguments_and_its_budget_fits(case: str) -> None:
+def test_the_daemon_understands_its_arguments_and_its_budget_fits(case: str, tmp_path: Path) -> None:
     daemons = [daemon_of(pod) for _, pod in pods(render(MATRIX[case])) if _has_daemon(pod)]
+    config = tmp_path / "warmshelfd.toml"
+    config.write_text(MATRIX[case].get("config", ""))
     assert daemons
     for daemon in daemons:
-        arguments = [one for one in daemon["args"] if not one.startswith("--config")]
+        arguments = [f"--config={config}" if one.startswith("--config") else one for one in daemon["args"]]
         environ = {one["name"]: one["value"] for one in daemon["env"]}
         settings, warnings = parse(arguments, {"HOME": "/nowhere", **environ})
         assert warnings == []
@@ -178,17 +180,37 @@ def test_in_node_mode_nobody_but_the_node_reaches_a_daemon_unless_named() -> Non
     assert (policy["policyTypes"], policy["ingress"]) == (["Ingress"], [])
 
 
+def test_over_tcp_there_is_tls_from_a_secret_and_only_for_whom_the_policy_names() -> None:
+    manifests = render(EVERYTHING)
+    pod = find(manifests, "DaemonSet", "shelf")["spec"]["template"]["spec"]
+    arguments = daemon_of(pod)["args"]
+    assert "--listen=0.0.0.0:50051" in arguments
+    mount = next(one for one in daemon_of(pod)["volumeMounts"] if one["name"] == "warmshelf-tls")
+    files = [one.partition("=")[2] for one in arguments if one.startswith("--listen-")]
+    assert files == [f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")]
+    assert {"name": "warmshelf-tls", "secret": {"secretName": "warmshelf-tls"}} in pod["volumes"]
+    rules = find(manifests, "NetworkPolicy")["spec"]["ingress"]
+    assert [(rule["from"][0]["namespaceSelector"]["matchLabels"], rule["ports"][0]["port"]) for rule in rules] == [
+        ({"kubernetes.io/metadata.name": "monitoring"}, "warmshelf-http"),
+        ({"kubernetes.io/metadata.name": "inference"}, 50051),
+    ]
+    plain = daemon_of(find(render(NODE), "DaemonSet", "warmshelf")["spec"]["template"]["spec"])["args"]
+    assert [one for one in plain if one.startswith("--listen")] == ["--listen=unix:///run/warmshelf/api.sock"]
+
+
 def test_a_chart_of_yours_includes_the_sidecar(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     (mine / "templates").mkdir(parents=True)
     shutil.copytree(CHART, mine / "charts" / "warmshelf")
-    (mine / "Chart.yaml").write_text(yaml.safe_dump({"apiVersion": "v2", "name": "mine", "version": "1.0.0"}))
-    (mine / "values.yaml").write_text(yaml.safe_dump({"warmshelf": {"mode": "sidecar", "arena": {"budget": "2Gi"}}}))
-    guide = (CHART.parents[2] / "docs" / "kubernetes.md").read_text()
-    template = textwrap.dedent(guide.split("<!-- tested: sidecar -->")[1].split("```yaml\n")[1].split("```")[0])
+    guide = (CHART.parents[2] / "docs" / "kubernetes.md").read_text().split("## Sidecar mode")[1]
+    parts = [textwrap.dedent(part.split("```")[0]) for part in guide.split("```yaml\n")[1:4]]
+    dependencies, values, template = parts
+    head = yaml.safe_dump({"apiVersion": "v2", "name": "mine", "version": "1.0.0"})
+    (mine / "Chart.yaml").write_text(head + dependencies)
+    (mine / "values.yaml").write_text(values)
     (mine / "templates" / "pod.yaml").write_text(template)
     pod = dict(pods(render({}, mine)))["engine"]
-    assert "--budget=2GiB" in daemon_of(pod)["args"]
+    assert {"--budget=20GiB", "--preload=meta/llama-3.1-8b"} <= {*daemon_of(pod)["args"]}
     mounted = {mount["name"] for one in containers(pod) for mount in one["volumeMounts"]}
     assert mounted <= {volume["name"] for volume in pod["volumes"]}
     for version in VERSIONS:

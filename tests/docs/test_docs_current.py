@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from warmshelf import errors, segment
 from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, push_pb2, transfer_pb2
 from warmshelfd import config, failpoints, metrics
+from warmshelfd.domain.roles import CALLS, Role, may_call
 from warmshelfd.domain.state import GONE, TABLE, mermaid
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
@@ -30,6 +32,11 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+
+from kit import doc_parts  # noqa: E402 - also found when this is run as a program
+
 TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CODE = sorted(
     path
@@ -40,7 +47,9 @@ CODE = sorted(
 
 FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
+    "SGLANG_PLUGINS": "SGLang's",
     "VLLM_PLUGINS": "vLLM's",
+    "OTEL_TRACES_SAMPLER": "OpenTelemetry's",
 }
 """Names in capitals that the documents may use though no code does."""
 
@@ -92,7 +101,7 @@ def limits() -> str:
     """Return every limit that is a setting, but those of formats, which have a page of their own."""
     lines = ["| limit | default | why |", "|---|---:|---|"]
     for name, field in config.Settings.model_fields.items():
-        if name.endswith(("_max", "_min", "_bytes", "_seconds", "_threads")) and not name.startswith("format_"):
+        if doc_parts.is_limit(name) and not name.startswith("format_"):
             lines.append(
                 f"| `{name}` | {_amount(name, field.default)} | {' '.join((field.description or '').split())} |"
             )
@@ -112,6 +121,16 @@ def _amount(name: str, value: float | None) -> str:
     return f"{value}"
 
 
+def call_table() -> str:
+    """Return which roles each call takes."""
+    lines = ["| call | " + " | ".join(role.value for role in Role) + " |", "|---|" + ":-:|" * len(Role)]
+    for call in CALLS:
+        service, _, method = call.rpartition("/")
+        opens = ("yes" if may_call(call, [role]) else "" for role in Role)
+        lines.append(f"| `{service.rpartition('.')[2]}`: `{method}` | {' | '.join(opens)} |")
+    return "\n".join(lines)
+
+
 def metric_table() -> str:
     """Return every metric there is."""
     lines = ["| metric | type | labels | means |", "|---|---|---|---|"]
@@ -128,6 +147,10 @@ GENERATED: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/wire.md", "errors"): error_table,
     ("docs/wire.md", "limits"): limits,
     ("docs/metrics.md", "metrics"): metric_table,
+    ("docs/concepts.md", "life"): life,
+    ("docs/concepts.md", "calls"): doc_parts.calls,
+    ("docs/config.md", "settings"): doc_parts.settings,
+    ("docs/security.md", "calls"): call_table,
 }
 
 

@@ -80,6 +80,7 @@ POINTS: Mapping[str, Point] = {
     "push.chunk": Point("push", hits_max=4),
     "push.written": Point("push", hits_max=4),
     "push.proven": _PUSH,
+    "push.stored": _PUSH,
     "push.kept": _PUSH,
     "push.registered": _PUSH,
     ANYWHERE: Point("anything", is_quiet=False, fault="D1 D2 D3"),
