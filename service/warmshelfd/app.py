@@ -36,6 +36,7 @@ from warmshelfd.pushing import Pushing
 from warmshelfd.registry.base import Registry
 from warmshelfd.registry.open import open_registry
 from warmshelfd.residency import Residency
+from warmshelfd.resizing import Resizing
 from warmshelfd.running import log_failure
 from warmshelfd.servicers.alias import AliasServicer
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
@@ -49,6 +50,7 @@ from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
 from warmshelfd.sources.settings import read_secret
 from warmshelfd.upkeep import Upkeep
+from warmshelfd.warmth import Warmth
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class Daemon:
         # Microseconds since 1970: above whatever number a daemon before this one gave.
         changes = Changes(first_sequence=time.time_ns() // 1000, change_count_max=settings.change_count_max)
         self._observing = Observing(self._shelf, changes)
+        self._resizing = Resizing(self._shelf, settings.adapter_floor_bytes)
         self._upkeep = Upkeep(
             self._shelf,
             self._leasing,
@@ -104,6 +107,7 @@ class Daemon:
             follow_seconds=settings.follow_seconds,
             place=self._sources.place,
         )
+        self._warmth = Warmth(self._shelf, self._leasing)
         self._leasing.register_unknown = self._upkeep.register_unknown
         self._pushing = Pushing(open_spool(settings), self._shelf, loader, settings.push_limits())
         self._guard = Guard(self.metrics)
@@ -130,6 +134,8 @@ class Daemon:
             asyncio.create_task(self._transfer.watch_stalls()),
             asyncio.create_task(self._check_adopted()),
             asyncio.create_task(self._upkeep.declare_and_preload(self._settings.preload)),
+            asyncio.create_task(self._keep_warm()),
+            *self._retiring(),
             asyncio.create_task(self._upkeep.follow()),
             asyncio.create_task(self._shelf.residency.sweep()),
             asyncio.create_task(self._pushing.sweep()),
@@ -146,6 +152,7 @@ class Daemon:
             await asyncio.wait(background)
             await servers.stop(_STOP_GRACE_SECONDS)
             await self._pushing.stop()
+            await self._warmth.save(is_last=True)
             await self._shelf.stop()
             self._arena.close()
 
@@ -163,7 +170,7 @@ class Daemon:
             LeaseServicer(self._shelf, self._leasing, self._arena.directory), server
         )
         capabilities_pb2_grpc.add_CapabilitiesServiceServicer_to_server(
-            CapabilitiesServicer(self._capabilities(), self._observing), server
+            CapabilitiesServicer(self._capabilities, self._observing, self._resizing), server
         )
         alias_pb2_grpc.add_AliasServiceServicer_to_server(AliasServicer(self._shelf.aliases), server)
         push_pb2_grpc.add_PushServiceServicer_to_server(
@@ -191,6 +198,17 @@ class Daemon:
         )
 
     # --- background ---------------------------------------------------------
+
+    async def _keep_warm(self) -> None:
+        """Bring back what was in memory before, and remember what is from then on."""
+        await self._upkeep.preload_tried.wait()
+        if self._settings.restore:
+            await self._warmth.restore()
+        await self._warmth.remember()
+
+    def _retiring(self) -> list[asyncio.Task[None]]:
+        idle_seconds = self._settings.base_idle_seconds
+        return [asyncio.create_task(self._warmth.retire(idle_seconds))] if idle_seconds else []
 
     async def _check_adopted(self) -> None:
         """Check the blocks of adopted segments, one segment after another, before anybody asks."""

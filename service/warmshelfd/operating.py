@@ -83,7 +83,7 @@ class Operating:
     @property
     def is_ready(self) -> bool:
         """Whether the preload has been tried. Nothing but stopping takes it back."""
-        return self.started and self._upkeep.preloaded and not self._shelf.draining
+        return self.started and self._upkeep.preload_tried.is_set() and not self._shelf.draining
 
     def _show_metrics(self, loop: asyncio.AbstractEventLoop, accept: str) -> Answer:
         _on_loop(loop, lambda: self._metrics.show(stock(self._shelf)))

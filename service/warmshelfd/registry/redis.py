@@ -11,9 +11,10 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from warmshelf.errors import AliasMoved, Internal, RegistryUnavailable, SpecMismatch, WarmshelfError
@@ -89,6 +90,14 @@ class RedisRegistry(Registry):
             else:  # its record is lost: it is read again
                 del self._known[artifact_id], self._revisions[artifact_id]
         return registrations
+
+    async def load_uses(self) -> dict[str, datetime]:
+        """As the interface says."""
+        return await self._copy.load_uses()
+
+    async def keep_uses(self, used: Mapping[str, datetime], gone: Collection[str]) -> None:
+        """As the interface says."""
+        await self._copy.keep_uses(used, gone)
 
     async def put(self, registration: Registration) -> None:
         """As the interface says; other nodes are told later."""
