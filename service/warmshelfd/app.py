@@ -118,7 +118,7 @@ class Daemon:
         self._hurried = False  # a second signal came
 
     async def serve(self) -> None:
-        """Start, say that we are ready, serve until a signal, drain, and stop."""
+        """Start, say that we listen and that we are ready, serve until a signal, drain, and stop."""
         with self._operating.serving():
             await self._serve()
 
@@ -130,7 +130,9 @@ class Daemon:
         await servers.start()
         self._operating.started = True
         stopped = self._on_signals()
+        _log.info("listening: %s", self._places(servers.addresses))
         background = [
+            asyncio.create_task(self._tell_ready(servers.addresses)),
             asyncio.create_task(self._transfer.watch_stalls()),
             asyncio.create_task(self._check_adopted()),
             asyncio.create_task(self._upkeep.declare_and_preload(self._settings.preload)),
@@ -142,7 +144,6 @@ class Daemon:
         ]
         for task in background:
             task.add_done_callback(log_failure)
-        print(self._ready_line(servers.addresses), flush=True)
         try:
             await stopped.wait()
             await self._drain(servers)
@@ -189,10 +190,15 @@ class Daemon:
             format_names=FORMAT_NAMES,
         )
 
-    def _ready_line(self, addresses: Sequence[str]) -> str:
+    async def _tell_ready(self, addresses: Sequence[str]) -> None:
+        """Print the one line on standard output once the preload has been tried, as ``/readyz`` has it."""
+        await self._upkeep.preload_tried.wait()
+        print(f"warmshelfd {__version__} ready: {self._places(addresses)}", flush=True)
+
+    def _places(self, addresses: Sequence[str]) -> str:
         arena = self._arena
         return (
-            f"warmshelfd {__version__} ready: address={','.join(addresses)} arena={arena.directory} "
+            f"address={','.join(addresses)} arena={arena.directory} "
             f"budget={arena.budget_bytes} page_size={arena.page_size_bytes} pinning={arena.pinning}"
             + (f" http={self._operating.address}" if self._operating.address else "")
         )
