@@ -107,7 +107,6 @@ class Daemon:
             follow_seconds=settings.follow_seconds,
             place=self._sources.place,
         )
-        self._warmth = Warmth(self._shelf, self._leasing)
         self._leasing.register_unknown = self._upkeep.register_unknown
         self._pushing = Pushing(open_spool(settings), self._shelf, loader, settings.push_limits())
         self._guard = Guard(self.metrics)
@@ -126,6 +125,7 @@ class Daemon:
         await self._shelf.start()
         self._fleet.start()
         await self._pushing.start()
+        warmth = Warmth(self._shelf, self._leasing)
         servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
         await servers.start()
         self._operating.started = True
@@ -136,8 +136,8 @@ class Daemon:
             asyncio.create_task(self._transfer.watch_stalls()),
             asyncio.create_task(self._check_adopted()),
             asyncio.create_task(self._upkeep.declare_and_preload(self._settings.preload)),
-            asyncio.create_task(self._keep_warm()),
-            *self._retiring(),
+            asyncio.create_task(self._keep_warm(warmth)),
+            *self._retiring(warmth),
             asyncio.create_task(self._upkeep.follow()),
             asyncio.create_task(self._shelf.residency.sweep()),
             asyncio.create_task(self._pushing.sweep()),
@@ -153,7 +153,7 @@ class Daemon:
             await asyncio.wait(background)
             await servers.stop(_STOP_GRACE_SECONDS)
             await self._pushing.stop()
-            await self._warmth.save(is_last=True)
+            await warmth.save(is_last=True)
             await self._shelf.stop()
             self._arena.close()
 
@@ -205,16 +205,16 @@ class Daemon:
 
     # --- background ---------------------------------------------------------
 
-    async def _keep_warm(self) -> None:
+    async def _keep_warm(self, warmth: Warmth) -> None:
         """Bring back what was in memory before, and remember what is from then on."""
         await self._upkeep.preload_tried.wait()
         if self._settings.restore:
-            await self._warmth.restore()
-        await self._warmth.remember()
+            await warmth.restore()
+        await warmth.remember()
 
-    def _retiring(self) -> list[asyncio.Task[None]]:
+    def _retiring(self, warmth: Warmth) -> list[asyncio.Task[None]]:
         idle_seconds = self._settings.base_idle_seconds
-        return [asyncio.create_task(self._warmth.retire(idle_seconds))] if idle_seconds else []
+        return [asyncio.create_task(warmth.retire(idle_seconds))] if idle_seconds else []
 
     async def _check_adopted(self) -> None:
         """Check the blocks of adopted segments, one segment after another, before anybody asks."""

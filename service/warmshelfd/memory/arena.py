@@ -23,6 +23,7 @@ from warmshelf.errors import DaemonInUse, InvalidConfig, PinningFailed
 from warmshelf.segment import MAGIC, is_segment_id
 from warmshelfd import failpoints
 from warmshelfd.domain.extents import SegmentPlan
+from warmshelfd.holders import describe, lock_holder
 from warmshelfd.memory.books import ArenaUsage, Books, Claim, Reservation
 from warmshelfd.memory.cgroup import memory_limit_bytes
 from warmshelfd.memory.mapped_file import MappedFile
@@ -313,22 +314,11 @@ def _take_lock(directory_fd: int, directory: str) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = _lock_holder(os.fstat(fd))
+        pid = lock_holder(os.fstat(fd))
         os.close(fd)
-        who = f"process {holder}" if holder else "a process that cannot be seen from here"
-        raise DaemonInUse(f"arena {directory!r} is in use by {who}", directory=directory, pid_number=holder) from error
+        text = f"arena {directory!r} is in use by {describe(pid)}"
+        raise DaemonInUse(text, directory=directory, pid_number=pid) from error
     return fd
-
-
-def _lock_holder(stat: os.stat_result) -> int:
-    """Return who has locked a file, as the kernel's list of locks says; 0 if not visible from here."""
-    place = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
-    with suppress(OSError), open("/proc/locks", encoding="ascii") as file:
-        for line in file:
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5] == place:
-                return int(fields[4])
-    return 0
 
 
 def _default_budget(volume: Volume, room: int | None) -> int:

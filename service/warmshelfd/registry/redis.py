@@ -11,22 +11,21 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from warmshelf.errors import AliasMoved, Internal, RegistryUnavailable, SpecMismatch, WarmshelfError
 from warmshelf.types import Alias, Sync, SyncState
 from warmshelfd.redis_wire import RedisAwayError, RedisRefusedError
 from warmshelfd.registry.aliases import MARK
-from warmshelfd.registry.base import Heard, Listener, Registration, Registry
+from warmshelfd.registry.base import Heard, Listener, Registration
 from warmshelfd.registry.redis_link import Link
 from warmshelfd.registry.redis_store import Decision
 from warmshelfd.registry.redis_sync import Ears, RedisSync
 from warmshelfd.registry.shared import Change, Shared, Verdict, conflict_text, essence, is_alike, is_shared
-from warmshelfd.registry.sqlite import SqliteRegistry, to_row
+from warmshelfd.registry.sqlite import CopiedRegistry, SqliteRegistry, to_row
 from warmshelfd.registry.synced import REMOVED, Known, keep_known, load_known, put_known, read_some, remove
 
 ANSWER_SECONDS = 0.5
@@ -49,12 +48,12 @@ _LOST = "lost"  # an essence that no registration has
 _log = logging.getLogger(__name__)
 
 
-class RedisRegistry(Registry):
+class RedisRegistry(CopiedRegistry):
     """The copy, and what is known of the store. All state but ``_revisions`` belongs to the event loop."""
 
     def __init__(self, copy: SqliteRegistry, link: Link, count: Callable[[str], None]) -> None:
         """``count`` is told one word for everything that goes wrong; it may be called by any thread."""
-        self._copy = copy
+        super().__init__(copy)
         self._count = count
         self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,14 +89,6 @@ class RedisRegistry(Registry):
             else:  # its record is lost: it is read again
                 del self._known[artifact_id], self._revisions[artifact_id]
         return registrations
-
-    async def load_uses(self) -> dict[str, datetime]:
-        """As the interface says."""
-        return await self._copy.load_uses()
-
-    async def keep_uses(self, used: Mapping[str, datetime], gone: Collection[str]) -> None:
-        """As the interface says."""
-        await self._copy.keep_uses(used, gone)
 
     async def put(self, registration: Registration) -> None:
         """As the interface says; other nodes are told later."""

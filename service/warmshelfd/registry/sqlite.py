@@ -166,6 +166,21 @@ class SqliteRegistry(Registry):
                 _tell(job, result)
 
 
+class CopiedRegistry(Registry):
+    """A registry with a copy in a file of this node. What holds for this node alone is in the copy alone."""
+
+    def __init__(self, copy: SqliteRegistry) -> None:
+        self._copy = copy
+
+    async def load_uses(self) -> dict[str, datetime]:
+        """As the interface says."""
+        return await self._copy.load_uses()
+
+    async def keep_uses(self, used: Mapping[str, datetime], gone: Collection[str]) -> None:
+        """As the interface says."""
+        await self._copy.keep_uses(used, gone)
+
+
 def to_row(registration: Registration) -> Row:
     """Return what is kept of a registration.
 
