@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from warmshelf._sizes import show_size
 from warmshelf._wire import change_to_proto
 from warmshelf.errors import Internal, WarmshelfError
 from warmshelf.types import (
@@ -40,8 +41,6 @@ from warmshelf.types import (
 _PIPE_WIDTH = 100_000
 """Columns where nobody looks: a table in a pipe or file is never cut or wrapped."""
 
-_UNIT_BYTES = 1024
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _Row = tuple[str, str | tuple[str, ...]]
 """A name and its value; a tuple has several lines."""
 
@@ -161,12 +160,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def size(size_bytes: int) -> str:
     """Return a size for people, such as ``1.5 GiB``."""
-    value, unit = float(size_bytes), _UNITS[0]
-    for unit in _UNITS:
-        if value < _UNIT_BYTES or unit == _UNITS[-1]:
-            break
-        value /= _UNIT_BYTES
-    return f"{size_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+    return show_size(size_bytes)
 
 
 def aliases(found: Iterable[Alias]) -> None:

@@ -14,13 +14,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from warmshelf.sizes import parse_size
-
-__all__ = ["Listen", "Share", "parse_count", "parse_listen", "parse_seconds", "parse_share", "parse_size"]
+from warmshelf._sizes import parse_size
 
 SOCKET_PATH_BYTES_MAX = 107
 """Longest path of a Unix socket: the kernel's ``sun_path`` has 108 bytes, the last a NUL."""
 
+_INT64_MAX = (1 << 63) - 1
 _PERCENT_MAX = 100
 _PORT_MAX = 65535
 _COUNT = re.compile(r"[0-9]{1,19}")

@@ -17,12 +17,13 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from warmshelf._sizes import parse_size
 from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
 from warmshelf.types import check_id
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
-from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share, parse_size
+from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share
 from warmshelfd.pushes import PushLimits
 from warmshelfd.registry.open import check_registry
 from warmshelfd.sources.file_uri import parse_path

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warmshelf._sizes import parse_size
 from warmshelfd.options import (
     Listen,
     Share,
@@ -13,7 +14,6 @@ from warmshelfd.options import (
     parse_listen,
     parse_seconds,
     parse_share,
-    parse_size,
 )
 
 

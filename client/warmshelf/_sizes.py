@@ -1,4 +1,7 @@
-"""How sizes are written: ``64GiB``, ``500MB``, ``4096``. Text in, bytes out; knows no option and no command."""
+"""How amounts of bytes are written, by people and for people.
+
+Knows no option and no artifact.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ _DECIMAL = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "
 _BINARY = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNITS = _DECIMAL | _BINARY
 _SIZE = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,6}))?\s*([A-Za-z]*)")
+_UNIT_BYTES = 1024
+_SHOWN_UNITS = ("B", *_BINARY)
 
 
 def parse_size(value: object) -> int:
@@ -22,3 +27,13 @@ def parse_size(value: object) -> int:
     if rest or size > _INT64_MAX:
         raise ValueError("a size is a whole number of bytes below 2^63")
     return size
+
+
+def show_size(size_bytes: float) -> str:
+    """Return a size for people, such as ``1.5 GiB``."""
+    value, unit = float(size_bytes), _SHOWN_UNITS[0]
+    for unit in _SHOWN_UNITS:
+        if value < _UNIT_BYTES or unit == _SHOWN_UNITS[-1]:
+            break
+        value /= _UNIT_BYTES
+    return f"{size_bytes:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
