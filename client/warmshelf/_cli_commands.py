@@ -24,9 +24,9 @@ from warmshelf._cli_app import (
     print_artifact,
     print_artifacts,
 )
+from warmshelf._sizes import parse_size
 from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.errors import DaemonUnreachable, WarmshelfError
-from warmshelf._sizes import parse_size
 from warmshelf.types import Artifact
 from warmshelf.v1 import catalog_pb2, lease_pb2
 
