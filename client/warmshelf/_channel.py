@@ -18,6 +18,7 @@ from urllib.parse import quote
 import grpc
 
 from warmshelf._status import STATUS_METADATA_KEY, error_from_status
+from warmshelf._trace import trace_metadata
 from warmshelf.errors import Cancelled, DaemonUnreachable, DeadlineExceeded, InvalidRequest, WarmshelfError
 from warmshelf.v1 import (
     alias_pb2_grpc,
@@ -224,7 +225,8 @@ class Connection:
 
     def unary(self, method: Any, request: Any, deadline: Deadline) -> Any:
         """Return the method's answer, trying again while the daemon cannot be reached."""
-        return self.persist(lambda: method(request, timeout=deadline.left()), deadline)
+        traced = trace_metadata()
+        return self.persist(lambda: method(request, timeout=deadline.left(), metadata=traced), deadline)
 
     def persist(self, attempt: Callable[[], _T], deadline: Deadline) -> _T:
         """Return what the attempt returns, trying again while the daemon cannot be reached.

@@ -9,6 +9,7 @@ import typer
 
 from warmshelf import (
     _cli_bench,
+    _cli_doctor,  # noqa: F401
     _cli_files,  # noqa: F401 - its commands are there once it is imported
 )
 from warmshelf import _cli_render as render

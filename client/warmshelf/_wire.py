@@ -376,15 +376,8 @@ def capacity_from_proto(message: capabilities_pb2.GetCapacityResponse) -> Capaci
 
 def capabilities_to_proto(capabilities: Capabilities) -> capabilities_pb2.GetCapabilitiesResponse:
     """Return the wire's form."""
-    return capabilities_pb2.GetCapabilitiesResponse(
-        daemon_version=capabilities.daemon_version,
-        arena_size_bytes=capabilities.arena_size_bytes,
-        arena_page_size_bytes=capabilities.arena_page_size_bytes,
-        pinning=capabilities.pinning,
-        chunk_size_bytes_max=capabilities.chunk_size_bytes_max,
-        source_schemes=capabilities.source_schemes,
-        format_names=capabilities.format_names,
-    )
+    names = {field.name: getattr(capabilities, field.name) for field in fields(Capabilities)}  # alike on both sides
+    return capabilities_pb2.GetCapabilitiesResponse(**names)
 
 
 def capabilities_from_proto(message: capabilities_pb2.GetCapabilitiesResponse) -> Capabilities:
@@ -397,4 +390,6 @@ def capabilities_from_proto(message: capabilities_pb2.GetCapabilitiesResponse) -
         chunk_size_bytes_max=message.chunk_size_bytes_max,
         source_schemes=tuple(message.source_schemes),
         format_names=tuple(message.format_names),
+        arena_directory=message.arena_directory,
+        arena_identity=message.arena_identity,
     )

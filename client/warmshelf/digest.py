@@ -65,9 +65,15 @@ def combine(tensors: Iterable[tuple[str, str, tuple[int, ...], bytes]], config: 
         hasher: a fresh one.
     """
     hasher.update(_part(CONTENT_MAGIC))
+    kinds: dict[
+        tuple[str, tuple[int, ...]], bytes
+    ] = {}  # dtype and shape as parts: a model has few between all tensors
     for name, dtype, shape, tensor_hash in sorted((row[0].encode(), *row[1:]) for row in tensors):
-        dims = b"".join(map(_U64.pack, shape))
-        hasher.update(b"".join(map(_part, (name, dtype.encode("ascii"), dims, tensor_hash))))
+        kind = kinds.get((dtype, shape))
+        if kind is None:
+            dims = b"".join(map(_U64.pack, shape))
+            kind = kinds[dtype, shape] = _part(dtype.encode("ascii")) + _part(dims)
+        hasher.update(_part(name) + kind + _part(tensor_hash))
     hasher.update(_part(config))
     return hasher.hexdigest()
 

@@ -295,7 +295,11 @@ class LeaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a daemon can do; it does not change while it runs."""
+    """What a daemon can do; it does not change while it runs.
+
+    ``arena_directory`` is as the daemon sees it; ``arena_identity`` is equal for the same directory seen
+    elsewhere on the node. Both are "" from a daemon that does not tell.
+    """
 
     daemon_version: str
     arena_size_bytes: int
@@ -304,6 +308,8 @@ class Capabilities:
     chunk_size_bytes_max: int
     source_schemes: tuple[str, ...]
     format_names: tuple[str, ...]
+    arena_directory: str = ""
+    arena_identity: str = ""
 
 
 def check_budget(budget_bytes: int) -> int:

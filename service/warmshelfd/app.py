@@ -11,7 +11,8 @@ from functools import partial
 
 import grpc
 
-from warmshelf.errors import SegmentCorrupt
+from warmshelf._volume import directory_identity
+from warmshelf.errors import InvalidConfig, SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
 from warmshelf.v1 import alias_pb2_grpc, capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
 from warmshelfd import __version__
@@ -49,6 +50,7 @@ from warmshelfd.servicers.transfer import TransferServicer
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
 from warmshelfd.sources.settings import read_secret
+from warmshelfd.tracing import NO_TRACING, Tracing
 from warmshelfd.upkeep import Upkeep
 from warmshelfd.warmth import Warmth
 
@@ -71,16 +73,11 @@ class Daemon:
             openers(settings), settings.format_limits(), Keys(settings.source), settings.inspection_bytes_max
         )
         self.metrics = _metrics(self._sources.schemes, arena)
+        self._tracing = _tracing(settings.trace_endpoint)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
         leases = _lease_table(settings)
-        residency = Residency(
-            arena,
-            catalog,
-            leases,
-            executor(8, "memory"),
-            settings.adapter_floor_bytes(arena.budget_bytes),
-            self.metrics,
-        )
+        floor_bytes = settings.adapter_floor_bytes(arena.budget_bytes)
+        residency = Residency(arena, catalog, leases, executor(8, "memory"), floor_bytes, self.metrics)
         registry = _registry(settings, self.metrics)
         loader = Loader(self._sources, residency, registry, _load_threads(settings))
         self._shelf = Shelf(
@@ -92,6 +89,7 @@ class Daemon:
             loader=loader,
             on_ready=self._on_ready,
             metrics=self.metrics,
+            tracing=self._tracing,
         )
         self._fleet = Fleet(self._shelf, registry)
         self._hashing = Hashing(self._shelf)
@@ -156,6 +154,7 @@ class Daemon:
             await warmth.save(is_last=True)
             await self._shelf.stop()
             self._arena.close()
+            self._tracing.close()
 
     def _on_change(self, artifact_id: str) -> None:
         self._observing.note(artifact_id)
@@ -168,7 +167,7 @@ class Daemon:
             CatalogServicer(self._shelf, self._leasing, self._observing), server
         )
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(
-            LeaseServicer(self._shelf, self._leasing, self._arena.directory), server
+            LeaseServicer(self._shelf, self._leasing, self._arena.directory, self._tracing), server
         )
         capabilities_pb2_grpc.add_CapabilitiesServiceServicer_to_server(
             CapabilitiesServicer(self._capabilities, self._observing, self._resizing), server
@@ -188,6 +187,8 @@ class Daemon:
             chunk_size_bytes_max=self._settings.chunk_bytes,
             source_schemes=self._sources.schemes,
             format_names=FORMAT_NAMES,
+            arena_directory=self._arena.directory,
+            arena_identity=directory_identity(self._arena.volume.directory_fd),
         )
 
     async def _tell_ready(self, addresses: Sequence[str]) -> None:
@@ -263,6 +264,19 @@ def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:
         __version__, pinning=arena.pinning, page_size_bytes=arena.page_size_bytes, budget_bytes=arena.budget_bytes
     )
     return metrics
+
+
+def _tracing(endpoint: str) -> Tracing:
+    """Return what makes spans; its libraries take a third of a second to import, and come with an extra."""
+    if not endpoint:
+        return NO_TRACING
+    try:
+        from warmshelfd.otel import open_tracing  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("opentelemetry"):
+            raise
+        raise InvalidConfig("trace_endpoint needs: pip install 'warmshelf[otel]'", option="trace_endpoint") from error
+    return open_tracing(endpoint)
 
 
 def _registry(settings: Settings, metrics: Metrics) -> Registry:

@@ -32,7 +32,7 @@ _KNOWN = frozenset(Settings.model_fields) - {"purge"}
 _ONLY_IN_FILE = frozenset({"source"})
 _NOT_OURS = frozenset({"config", "address", "daemon_uid", "failpoints"})
 """Variables that are read elsewhere: by ``parse``, by clients, by ``failpoints``."""
-_MAY_HOLD_SECRETS = frozenset({"registry", "registry_password", "source"})
+_MAY_HOLD_SECRETS = frozenset({"trace_endpoint", "registry", "registry_password", "source"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Blocking: called in threads. Knows the encoding of warmshelf.digest, no catalog.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
@@ -33,7 +34,34 @@ ReadRange: TypeAlias = Callable[[int, int], Part]
 """Gives the bytes of a segment from one offset to another."""
 
 
-def content_digest(tensors: Sequence[TensorSpec], read: ReadRange, config: bytes, cancelled: Cancelled) -> str:
+class TensorHashes:
+    """The hashes of a segment's small tensors, each taken while its bytes are in the processor's cache.
+
+    By place: tied names share one, and it is hashed once. May be used by several threads, each for other ranges.
+    """
+
+    def __init__(self, tensors: Sequence[TensorSpec]) -> None:
+        self._places = sorted({(spec.offset_bytes, spec.end_bytes) for spec in tensors})
+        self.known: dict[tuple[int, int], bytes] = {}
+
+    def take(self, view: memoryview, start: int, end: int) -> None:
+        """Hash what lies wholly in a range of the segment that is filled."""
+        for at in range(bisect_left(self._places, (start, 0)), len(self._places)):
+            first, last = place = self._places[at]
+            if first >= end:
+                return
+            if last <= end:
+                with view[first:last] as data:
+                    self.known[place] = blake3.blake3(data).digest()
+
+
+def content_digest(
+    tensors: Sequence[TensorSpec],
+    read: ReadRange,
+    config: bytes,
+    cancelled: Cancelled,
+    hashes: TensorHashes | None = None,
+) -> str:
     """Return ``blake3:<hex>`` over every tensor of a segment and the config.
 
     Args:
@@ -41,33 +69,42 @@ def content_digest(tensors: Sequence[TensorSpec], read: ReadRange, config: bytes
         read: gives a range of the segment.
         config: the artifact's config file, or b"".
         cancelled: asked every few milliseconds.
+        hashes: what is hashed already, of these tensors.
 
     Raises:
         LoadCancelled: it said yes.
     """
-    return "blake3:" + combine(_hashed(tensors, read, cancelled), config, blake3.blake3())
+    known = dict(hashes.known) if hashes else {}
+    return "blake3:" + combine(_hashed(tensors, read, known, cancelled), config, blake3.blake3())
 
 
 def _hashed(
-    tensors: Sequence[TensorSpec], read: ReadRange, cancelled: Cancelled
+    tensors: Sequence[TensorSpec], read: ReadRange, known: dict[tuple[int, int], bytes], cancelled: Cancelled
 ) -> Iterator[tuple[str, str, tuple[int, ...], bytes]]:
-    known: dict[tuple[int, int], bytes] = {}  # tied names share a range: hashed once
     for spec in tensors:
-        place = (spec.offset_bytes, spec.size_bytes)
+        place = (spec.offset_bytes, spec.end_bytes)
         if place not in known:
-            hasher = blake3.blake3()
-            for part in _parts(read, spec, cancelled):
-                hasher.update(part)
-            known[place] = hasher.digest()
+            known[place] = _tensor_hash(read, *place, cancelled)
         yield spec.name, spec.dtype, spec.shape, known[place]
 
 
-def _parts(read: ReadRange, spec: TensorSpec, cancelled: Cancelled) -> Iterator[Part]:
+def _tensor_hash(read: ReadRange, start: int, end: int, cancelled: Cancelled) -> bytes:
+    if end - start > _STEP_BYTES:
+        hasher = blake3.blake3()
+        for part in _parts(read, start, end, cancelled):
+            hasher.update(part)
+        return hasher.digest()
+    if cancelled():
+        raise LoadCancelled("hashing was stopped")
+    return blake3.blake3(read(start, end)).digest()
+
+
+def _parts(read: ReadRange, start: int, end: int, cancelled: Cancelled) -> Iterator[Part]:
     """Yield a tensor's bytes, some at a time."""
-    for start in range(spec.offset_bytes, spec.end_bytes, _STEP_BYTES):
+    for at in range(start, end, _STEP_BYTES):
         if cancelled():
             raise LoadCancelled("hashing was stopped")
-        yield read(start, min(start + _STEP_BYTES, spec.end_bytes))
+        yield read(at, min(at + _STEP_BYTES, end))
 
 
 def source_digest(read_into: ReadInto, inspected: Inspected, config: bytes, cancelled: Cancelled) -> str:
@@ -146,7 +183,8 @@ def check_hashes(
     places = {spec.name: spec for spec in tensors}
 
     def check_one(one: Check) -> None:
-        check(one, _parts(read, places[one.name], cancelled))
+        place = places[one.name]
+        check(one, _parts(read, place.offset_bytes, place.end_bytes, cancelled))
 
     with ThreadPoolExecutor(threads, "verify") as pool:
         for _ in pool.map(check_one, checks):

@@ -20,11 +20,13 @@ from warmshelf.types import ArtifactState, Failure, LoadPhase
 from warmshelfd import failpoints
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.state import Event
-from warmshelfd.loading import Complete, Load, Loaded, Loader
+from warmshelfd.load import Load
+from warmshelfd.loading import Complete, Loaded, Loader
 from warmshelfd.metrics import Metrics, Outcome
 from warmshelfd.records import remember, to_registration
 from warmshelfd.registry.base import Registration
 from warmshelfd.residency import Residency
+from warmshelfd.tracing import EndedLoad, Tracing
 from warmshelfd.turns import Priority
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Flights:
         save: Callable[[Entry], Awaitable[None]],
         on_ready: Callable[[Entry], None],
         metrics: Metrics,
+        tracing: Tracing,
     ) -> None:
         self._catalog = catalog
         self._residency = residency
@@ -64,6 +67,7 @@ class Flights:
         self._save = save
         self._on_ready = on_ready
         self._metrics = metrics
+        self._tracing = tracing
         # Event loop only: the load under way of each artifact that has one.
         self._loads: dict[str, Load] = {}
         # Event loop only: the last loads that ended, the latest last.
@@ -160,9 +164,15 @@ class Flights:
             if self._loads.get(entry.artifact_id) is load:
                 del self._loads[entry.artifact_id]
             self._residency.notify()
-            uri, outcome, now = entry.spec.source.uri, _outcome(load.error), time.monotonic()
-            self._metrics.load_ended(entry.kind, uri, outcome, load.begun, now)
-            self.ended.append(Ended(entry.artifact_id, outcome, _reason(load.error), tuple(load.begun), now))
+            self._count(entry, load)
+
+    def _count(self, entry: Entry, load: Load) -> None:
+        """Tell metrics and traces how a load went; in its task, which inherited the span of who began it."""
+        uri, outcome, now = entry.spec.source.uri, _outcome(load.error), time.monotonic()
+        scheme = self._metrics.scheme(uri)
+        ended = EndedLoad(entry.artifact_id, entry.kind.value, scheme, outcome, load.begun, now)
+        self._metrics.load_ended(entry.kind, uri, outcome, load.begun, now, self._tracing.load_ended(ended))
+        self.ended.append(Ended(entry.artifact_id, outcome, _reason(load.error), tuple(load.begun), now))
 
     def _begin(self, entry: Entry, load: Load) -> None:
         """Space is reserved: the artifact is LOADING from now on."""

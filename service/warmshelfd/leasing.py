@@ -30,7 +30,7 @@ from warmshelfd.domain.adapters import refuse
 from warmshelfd.domain.catalog import RESIDENT, Entry
 from warmshelfd.domain.leases import LeaseRecord
 from warmshelfd.hashing import Hashing
-from warmshelfd.loading import Load
+from warmshelfd.load import Load
 from warmshelfd.matching import needs_check
 from warmshelfd.memory.segment import Segment
 from warmshelfd.records import to_artifact

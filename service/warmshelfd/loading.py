@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from typing import TypeVar
 
 from warmshelf._wire import KIND_NUMBERS
-from warmshelf.errors import ArenaFull, SourceChanged, SourceChangedDuringLoad
+from warmshelf.errors import SourceChanged, SourceChangedDuringLoad
 from warmshelf.types import ArtifactKind, LoadPhase, Source
 from warmshelf.v1 import manifest_pb2
 from warmshelfd import __version__, failpoints
 from warmshelfd.decrypting import plain_reads
 from warmshelfd.digesting import (
     Cancelled,
+    TensorHashes,
     by_crc32,
     by_sha256,
     check_hashes,
@@ -34,53 +33,18 @@ from warmshelfd.digesting import (
     source_digest,
 )
 from warmshelfd.formats.base import Check
-from warmshelfd.inspecting import Examined, Sources, check_kind, config_of, outline_segment, read_small_files
+from warmshelfd.inspecting import Examined, Outline, Sources, check_kind, config_of, outline_segment, read_small_files
+from warmshelfd.load import Load
 from warmshelfd.memory.segment import Segment, SegmentWriter
 from warmshelfd.pools import LoadThreads, Pools
 from warmshelfd.registry.base import Registration, Registry
-from warmshelfd.residency import Residency, Waiters
+from warmshelfd.residency import Residency
 from warmshelfd.running import run_stoppable, run_to_the_end
 from warmshelfd.sources.base import OpenSource
-from warmshelfd.turns import Priority
 
 T = TypeVar("T")
 
-
 Complete = Callable[[Registration, Examined], Awaitable[Registration]]
-
-
-@dataclass
-class Load:
-    """One load under way. Only the event loop touches it, but for ``done_bytes``.
-
-    ``done_bytes`` is written by the thread that reads and only shown. ``room`` is why
-    it waits for room, while it does. ``priority`` is the highest of those who want it.
-    ``begun`` says when each phase began, by the monotonic clock.
-    """
-
-    artifact_id: str
-    phase: LoadPhase = LoadPhase.INSPECT
-    done_bytes: int = 0
-    total_bytes: int = 0
-    room: ArenaFull | None = None
-    priority: Priority = Priority.PRELOAD
-    waiters: Waiters = field(default_factory=Waiters)
-    task: asyncio.Task[None] | None = None
-    error: Exception | None = None
-    begun: list[tuple[LoadPhase, float]] = field(default_factory=lambda: [(LoadPhase.INSPECT, time.monotonic())])
-
-    def enter(self, phase: LoadPhase, total_bytes: int = 0) -> None:
-        """Begin a phase."""
-        self.begun.append((phase, time.monotonic()))
-        self.phase, self.done_bytes, self.total_bytes = phase, 0, total_bytes
-
-    def advance(self, done_bytes: int) -> None:
-        """Note how far the phase is."""
-        self.done_bytes = done_bytes
-
-    def wait_for_room(self, room: ArenaFull | None) -> None:
-        """Note why there is no room, or that there is."""
-        self.room = room
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +143,14 @@ class Loader:
         """
         failpoints.hit("load.started")
         opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
-        inspections = self._pools.of(ArtifactKind.UNKNOWN, place := self._sources.place(known.spec.source))
+        place = self._sources.place(known.spec.source)
+
+        def begin(cancelled: Cancelled) -> tuple[Examined, Outline]:
+            examined = self._sources.examine(self._open(known.spec.source, opened, cancelled), cancelled)
+            return examined, outline_segment(self._arena, examined)
+
         try:
-            await run_stoppable(inspections, lambda _: opened.append(self._sources.open(known.spec.source)))
-            examined = await run_stoppable(inspections, partial(self._sources.examine, opened[0]), opened[0].stop)
+            examined, outline = await self._stoppable(place, opened, begin)
             check_kind(known.spec, examined.inspected.kind)
             is_new = known.inspection is None or known.fingerprint != examined.fingerprint
             found = await complete(known, examined) if is_new else known
@@ -192,18 +160,17 @@ class Loader:
                 shared = await self._share(job, known.digest)
                 if shared is not None:
                     return shared
-            writer = await self._create(job, load, reserved)
+            writer = await self._create(job, load, outline, reserved)
             try:
                 return await self._fill_and_seal(job, load, writer, must_hash)
-            finally:  # nothing to do once it is published
-                await run_to_the_end(self._threads(job), writer.abort)
+            finally:
+                if not writer.has_ended:
+                    await run_to_the_end(self._threads(job), writer.abort)
         finally:
             for source in opened:
                 source.close()
 
-    async def _create(self, job: _Job, load: Load, reserved: Callable[[], None]) -> SegmentWriter:
-        inspections = self._pools.of(ArtifactKind.UNKNOWN, job.place)
-        outline = await run_stoppable(inspections, lambda _: outline_segment(self._arena, job.examined))
+    async def _create(self, job: _Job, load: Load, outline: Outline, reserved: Callable[[], None]) -> SegmentWriter:
         load.enter(LoadPhase.RESERVE, outline.size_bytes)
         reservation = await self._residency.reserve(
             outline.size_bytes, job.kind, lambda: load.priority, load.wait_for_room
@@ -223,11 +190,12 @@ class Loader:
 
     async def _fill_and_seal(self, job: _Job, load: Load, writer: SegmentWriter, must_hash: bool) -> Loaded:
         load.enter(LoadPhase.READ, job.examined.inspection.tensor_bytes)
-        small = await self._run(job, lambda cancelled: self._fill(job, load, writer, cancelled))
+        hashes = TensorHashes(writer.tensors) if must_hash else None
+        small = await self._run(job, lambda cancelled: self._fill(job, load, writer, hashes, cancelled))
         failpoints.hit("load.read")
         load.enter(LoadPhase.VERIFY)
         config = config_of(job.kind, small)
-        digest = await self._run(job, lambda cancelled: self._verify(job, writer, config, must_hash, cancelled))
+        digest = await self._run(job, lambda cancelled: self._verify(job, writer, config, hashes, cancelled))
         failpoints.hit("load.verified")
         shared = await self._share(job, digest)
         if shared is not None:
@@ -235,11 +203,14 @@ class Loader:
         load.enter(LoadPhase.SEAL)
         owed = () if must_hash else job.examined.inspected.checks
         manifest = _manifest(job.examined, small, digest, owed)
-        await self._run(job, lambda _: writer.finish(manifest.SerializeToString()))
         registration = _registration(
             job, digest, writer.segment_id, writer.size_bytes, hashes_owed=bool(manifest.hashes)
         )
-        await self._registry.put(registration)  # before the name: a file with a name is always known
+        sealing = self._run(job, lambda _: writer.finish(manifest.SerializeToString()))
+        # Both end before the name, so that a file with a name is always known, and before anything is given back.
+        for error in await asyncio.gather(self._registry.put(registration), sealing, return_exceptions=True):
+            if error is not None:
+                raise error
         failpoints.hit("load.recorded")
         load.enter(LoadPhase.PIN)
         segment = await run_to_the_end(self._threads(job), writer.publish)
@@ -260,7 +231,9 @@ class Loader:
             raise
         return Loaded(segment, registration, is_shared=True)
 
-    def _fill(self, job: _Job, load: Load, writer: SegmentWriter, cancelled: Cancelled) -> dict[str, bytes]:
+    def _fill(
+        self, job: _Job, load: Load, writer: SegmentWriter, hashes: TensorHashes | None, cancelled: Cancelled
+    ) -> dict[str, bytes]:
         names = job.examined.inspected.file_names
         reads = plain_reads(job.source, job.examined.inspected, self._sources.keys)
 
@@ -269,18 +242,20 @@ class Loader:
 
         small = read_small_files(job.source, job.examined)
         threads = _read_threads(self._read_threads, job.source)
-        gap_bytes = job.source.gap_bytes
-        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes)
+        gap_bytes, hot = job.source.gap_bytes, hashes.take if hashes else None
+        writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes, hot=hot)
         return small
 
-    def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, must_hash: bool, cancelled: Cancelled) -> str:
+    def _verify(
+        self, job: _Job, writer: SegmentWriter, config: bytes, hashes: TensorHashes | None, cancelled: Cancelled
+    ) -> str:
         """Check the bytes that were read; return their digest, or "" if nobody needs it yet."""
         known, expected, inspected = job.known, job.known.spec.source.expected_digest, job.examined.inspected
         check_hashes(inspected.checks, writer.tensors, writer.read, by_crc32, cancelled, self._read_threads)
         digest = ""
-        if must_hash:  # else the format's slow hashes are compared after READY, as is the digest
+        if hashes is not None:  # else the format's slow hashes are compared after READY, as is the digest
             check_hashes(inspected.checks, writer.tensors, writer.read, by_sha256, cancelled, self._read_threads)
-            digest = content_digest(writer.tensors, writer.read, config, cancelled)
+            digest = content_digest(writer.tensors, writer.read, config, cancelled, hashes)
         if expected.startswith("sha256:"):
             _expect_file(job, cancelled)
         elif expected:
@@ -300,20 +275,28 @@ class Loader:
 
     async def _with_source(self, source: Source, function: Callable[[OpenSource, Cancelled], T]) -> T:
         """Open a source, do something with it in a thread, and close it."""
-        under_way: list[OpenSource] = []
+        opened: list[OpenSource] = []
 
         def run(cancelled: Cancelled) -> T:
-            with self._sources.open(source) as opened:
-                under_way.append(opened)
-                if cancelled():  # before it could be told
-                    opened.stop()
-                return function(opened, cancelled)
+            with self._open(source, opened, cancelled) as one:
+                return function(one, cancelled)
+
+        return await self._stoppable(self._sources.place(source), opened, run)
+
+    def _open(self, source: Source, opened: list[OpenSource], cancelled: Cancelled) -> OpenSource:
+        opened.append(one := self._sources.open(source))
+        if cancelled():  # before it could be told
+            one.stop()
+        return one
+
+    async def _stoppable(self, place: str, opened: list[OpenSource], function: Callable[[Cancelled], T]) -> T:
+        """Run what opens a source; a stop ends what it waits for there."""
 
         def stop() -> None:
-            for opened in under_way:
-                opened.stop()
+            for source in opened:
+                source.stop()
 
-        return await run_stoppable(self._pools.of(ArtifactKind.UNKNOWN, self._sources.place(source)), run, stop)
+        return await run_stoppable(self._pools.of(ArtifactKind.UNKNOWN, place), function, stop)
 
     def close(self) -> None:
         """Wait for the threads to end."""

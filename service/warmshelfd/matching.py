@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from warmshelf.errors import BaseMismatch, Internal, InvalidSpec, WarmshelfError
+from warmshelf.layout import TensorSpec
 from warmshelf.types import AdapterInspection, ArtifactKind, ArtifactState, BaseCheck, Inspection
+from warmshelfd.by_identity import ByIdentity
+from warmshelfd.domain.adapter_shapes import AdapterShapes
 from warmshelfd.domain.base_check import BaseResult, check_against_base
 from warmshelfd.domain.catalog import Catalog, Entry
+from warmshelfd.domain.extents import TensorEntry
 from warmshelfd.inspecting import Examined
 from warmshelfd.loading import Loader
 from warmshelfd.records import to_registration
@@ -32,7 +36,13 @@ _VOCABULARY = "vocabulary:"
 
 _NOT_COMPARED = BaseResult(BaseCheck.UNCHECKED, (), ())
 
-Shapes = Mapping[str, tuple[int, ...]]
+_RESULTS_MAX = 32
+"""Comparisons remembered: thousands of adapters are trained by a few recipes."""
+
+_REMEMBERED_COUNT_MAX = 32_768
+"""Tensors of a base that is kept for them: all of these together take some hundred MB at most."""
+
+_Tensors = Sequence[TensorEntry] | Sequence[TensorSpec]
 
 
 class Matching:
@@ -53,6 +63,7 @@ class Matching:
         self._withdraw = withdraw
         # Event loop only: adapters being compared with a base that came.
         self._checks: set[asyncio.Task[None]] = set()
+        self._results: ByIdentity[BaseResult] = ByIdentity(_RESULTS_MAX)
         self._last_number = 0  # the highest ever given, of those still known; event loop only
 
     async def complete(self, known: Registration, examined: Examined) -> Registration:
@@ -93,11 +104,11 @@ class Matching:
         """
         adapter, shapes = (known.inspection.adapter if known.inspection else None), known.adapter_shapes
         base = self._catalog.find(known.spec.base_id) if known.spec.base_id else None
-        held = await self._base_shapes(base) if adapter and shapes and base else None
+        held = await self._base_tensors(base) if adapter and shapes and base else None
         if adapter is None or shapes is None or held is None:
             return known
         try:
-            result = await self._residency.in_thread(check_against_base, shapes, held)
+            result = self._results.find(shapes, held) or await self._compared(shapes, held)
         except BaseMismatch as error:
             error.details.setdefault("base_id", known.spec.base_id)
             raise
@@ -105,20 +116,26 @@ class Matching:
             return unchecked(known)  # removed while it was compared with
         return _with_adapter(known, _judged(adapter, result))
 
-    async def _base_shapes(self, base: Entry) -> Shapes | None:
-        """Return name and shape of every tensor of a base; None if it cannot be read now."""
+    async def _compared(self, shapes: AdapterShapes, held: _Tensors) -> BaseResult:
+        result = await self._residency.in_thread(_compare, shapes, held)
+        if len(held) <= _REMEMBERED_COUNT_MAX:
+            self._results.keep(result, shapes, held)
+        return result
+
+    async def _base_tensors(self, base: Entry) -> _Tensors | None:
+        """Return the tensors of a base, the same object as long as it is the same; None if it cannot be read now."""
         base_id = base.artifact_id
         if base.kind is ArtifactKind.ADAPTER:
             raise InvalidSpec(f"{base_id!r} is an adapter, no base", base_id=base_id)
         layout = self._residency.find_layout(base.segment_id)
         if layout is not None:
-            return {spec.name: spec.shape for spec in layout.tensors}
+            return layout.tensors
         try:
             examined = await self._loader.inspect(base.spec.source, needs_key=False)
         except WarmshelfError as error:
             _log.info("base %s cannot be looked at now: %s", base_id, error)
             return None
-        return {entry.name: entry.shape for entry in examined.inspected.entries}
+        return examined.inspected.entries
 
     # --- when a base comes or goes ------------------------------------------
 
@@ -208,6 +225,10 @@ class Matching:
             raise Internal(f"all {_NUMBER_MAX} adapter numbers are used up")
         self._last_number += 1
         return self._last_number
+
+
+def _compare(shapes: AdapterShapes, held: _Tensors) -> BaseResult:
+    return check_against_base(shapes, {tensor.name: tensor.shape for tensor in held})
 
 
 def unchecked(known: Registration) -> Registration:

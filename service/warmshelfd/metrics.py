@@ -269,19 +269,33 @@ class Metrics:
         """Say what the arena may hold from now on."""
         self._of(ARENA_BUDGET).set(budget_bytes)
 
+    def scheme(self, uri: str) -> str:
+        """Return the scheme of a source that the daemon can open, or ``other``."""
+        scheme = uri.partition("://")[0]
+        return scheme if scheme in self._schemes else OTHER
+
     # --- what happens -------------------------------------------------------
 
     def load_ended(
-        self, kind: ArtifactKind, uri: str, outcome: Outcome, begun: Sequence[tuple[LoadPhase, float]], now: float
+        self,
+        kind: ArtifactKind,
+        uri: str,
+        outcome: Outcome,
+        begun: Sequence[tuple[LoadPhase, float]],
+        now: float,
+        trace_id: str = "",
     ) -> None:
-        """Count a load and its phases, given the time at which each began."""
-        scheme = uri.partition("://")[0]
-        scheme = scheme if scheme in self._schemes else OTHER
+        """Count a load and its phases, given the time at which each began.
+
+        The load's trace, if somebody will see it, stands beside its bucket as an exemplar, in OpenMetrics only.
+        """
+        scheme = self.scheme(uri)
         ends = [*(time for _, time in begun[1:]), now]
         outcomes = [*("ok" for _ in begun[1:]), outcome]
         for (phase, start), end, ended in zip(begun, ends, outcomes, strict=True):
             self._of(LOAD_PHASE, kind.value, phase.value, scheme, ended).observe(end - start)
-        self._of(LOAD, kind.value, scheme, outcome).observe(now - begun[0][1])
+        exemplar = {"trace_id": trace_id} if trace_id else None
+        self._of(LOAD, kind.value, scheme, outcome).observe(now - begun[0][1], exemplar)
 
     def room_missed(self, kind: ArtifactKind) -> None:
         """Count a load that has to wait for room."""

@@ -7,6 +7,7 @@ opens nothing.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields
 from typing import Annotated
 
@@ -84,6 +85,12 @@ def _check_prefix(text: str) -> str:
     except InvalidSpec as error:
         raise ValueError(error.message) from None
     return text
+
+
+def _check_endpoint(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s@]+", url):
+        raise ValueError("it must be http://HOST:PORT/PATH without a password; OTEL_EXPORTER_OTLP_HEADERS has those")
+    return url
 
 
 def _check_http(listen: Listen) -> Listen:
@@ -190,6 +197,9 @@ class Settings(BaseSettings):
     """How often a silent TCP peer is asked whether it is there; gRPC's own 2 h keep dead workers' leases."""
     keepalive_timeout_seconds: Annotated[Seconds, Field(le=GRPC_NUMBER_MAX // 1000)] = 5.0
     """How long that peer may take to answer before its connection ends."""
+
+    trace_endpoint: Annotated[str, AfterValidator(_check_endpoint)] = ""
+    """Where spans are sent, by OTLP over HTTP, such as `http://collector:4318/v1/traces`. Default: nowhere."""
 
     stuck_seconds: Seconds = 10.0
     """`/livez` fails once the event loop has not turned for so long, which is far above what any step on it takes."""

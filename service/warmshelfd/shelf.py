@@ -33,6 +33,7 @@ from warmshelfd.records import to_artifact, to_entry
 from warmshelfd.registering import Registering, RegisterOptions
 from warmshelfd.registry.base import Registry
 from warmshelfd.residency import Residency, Waiters
+from warmshelfd.tracing import NO_TRACING, Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Shelf:
         loader: Loader,
         on_ready: Callable[[Entry], None],
         metrics: Metrics,
+        tracing: Tracing = NO_TRACING,
         clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.catalog = catalog
@@ -68,7 +70,7 @@ class Shelf:
             clock=clock,
         )
         save = self.registering.save
-        self.flights = Flights(catalog, residency, loader, self.matching.complete, save, on_ready, metrics)
+        self.flights = Flights(catalog, residency, loader, self.matching.complete, save, on_ready, metrics, tracing)
         self.aliases = Aliases(catalog, registry, clock)
         self.draining = False
         self.uses: Mapping[str, datetime] = {}  # when what was in memory before the start was last used

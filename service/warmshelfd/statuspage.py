@@ -19,7 +19,7 @@ from warmshelfd import __version__
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.domain.leases import LeaseRecord
 from warmshelfd.flights import Ended
-from warmshelfd.loading import Load
+from warmshelfd.load import Load
 from warmshelfd.observing import stock
 from warmshelfd.shelf import Shelf
 from warmshelfd.statusrows import (

@@ -40,6 +40,9 @@ class Context:
     def time_remaining(self) -> float:
         return CALL_SECONDS
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     async def write(self, message: bytes) -> None:
         assert isinstance(message, bytes)
 

@@ -53,7 +53,8 @@ EVERYTHING: Values = {
         "egress": [{"ports": [{"protocol": "TCP", "port": 443}]}],
     },
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "runbooks": "https://wiki.local/shelf"},
+    "dashboards": {"enabled": True},
     "example": {"enabled": True, "gpus": 0},
 }
 PREPARED: Values = {"mode": "node", "node": {"prepare": False, "workerNamespaces": ["team-a"]}}

@@ -89,7 +89,7 @@ def test_no_read_is_long_or_reaches_beyond_its_file(arena: Arena) -> None:
 
     fill(writer := create(arena, files), read)
     writer.abort()
-    assert max(size for _, _, size in asked) == READ_BYTES
+    assert READ_BYTES // 2 < max(size for _, _, size in asked) <= READ_BYTES
     assert all(offset + size <= len(files.data[i]) for i, offset, size in asked)
     assert sum(size for _, _, size in asked) == 9 * MIB + 14
 
@@ -265,7 +265,7 @@ def test_a_full_file_system_is_arena_full_before_any_byte_is_read(mount: Mounter
         assert filler.line() == "full"
         with pytest.raises(ArenaFull, match="No space left on device") as refused:
             fill(writer, source.read)
-        assert refused.value.details["needed_bytes"] in {32 * MIB, writer.size_bytes - 32 * MIB}
+        assert 0 < refused.value.details["needed_bytes"] < writer.size_bytes  # what one thread takes at a time
         assert source.left == 1000
         filler.end()
     writer.abort()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kit.arenas import MIB, Arenas, Mounter, create, fill, load, mib_files, tensors_in
+from warmshelf._cgroup import memory_limit_bytes
+from warmshelf._volume import Mount, Volume, find_mount, gives_huge_pages
 from warmshelf.errors import ArenaFull
 from warmshelfd.memory.arena import Arena, PinPolicy
-from warmshelfd.memory.cgroup import memory_limit_bytes
-from warmshelfd.memory.volume import Mount, Volume, find_mount, gives_huge_pages
 
 HUGE_PAGE_BYTES = 2 * MIB
 HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")

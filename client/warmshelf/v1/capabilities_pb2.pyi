@@ -10,7 +10,7 @@ class GetCapabilitiesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetCapabilitiesResponse(_message.Message):
-    __slots__ = ("daemon_version", "arena_size_bytes", "arena_page_size_bytes", "pinning", "chunk_size_bytes_max", "source_schemes", "format_names")
+    __slots__ = ("daemon_version", "arena_size_bytes", "arena_page_size_bytes", "pinning", "chunk_size_bytes_max", "source_schemes", "format_names", "arena_directory", "arena_identity")
     DAEMON_VERSION_FIELD_NUMBER: _ClassVar[int]
     ARENA_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ARENA_PAGE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,8 @@ class GetCapabilitiesResponse(_message.Message):
     CHUNK_SIZE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     SOURCE_SCHEMES_FIELD_NUMBER: _ClassVar[int]
     FORMAT_NAMES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    ARENA_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     daemon_version: str
     arena_size_bytes: int
     arena_page_size_bytes: int
@@ -25,7 +27,9 @@ class GetCapabilitiesResponse(_message.Message):
     chunk_size_bytes_max: int
     source_schemes: _containers.RepeatedScalarFieldContainer[str]
     format_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, daemon_version: _Optional[str] = ..., arena_size_bytes: _Optional[int] = ..., arena_page_size_bytes: _Optional[int] = ..., pinning: _Optional[str] = ..., chunk_size_bytes_max: _Optional[int] = ..., source_schemes: _Optional[_Iterable[str]] = ..., format_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    arena_directory: str
+    arena_identity: str
+    def __init__(self, daemon_version: _Optional[str] = ..., arena_size_bytes: _Optional[int] = ..., arena_page_size_bytes: _Optional[int] = ..., pinning: _Optional[str] = ..., chunk_size_bytes_max: _Optional[int] = ..., source_schemes: _Optional[_Iterable[str]] = ..., format_names: _Optional[_Iterable[str]] = ..., arena_directory: _Optional[str] = ..., arena_identity: _Optional[str] = ...) -> None: ...
 
 class GetCapacityRequest(_message.Message):
     __slots__ = ("like_artifact_id",)

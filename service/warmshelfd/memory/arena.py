@@ -19,18 +19,18 @@ from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from stat import S_ISREG
 
+from warmshelf._cgroup import memory_limit_bytes
+from warmshelf._volume import Volume
 from warmshelf.errors import DaemonInUse, InvalidConfig, PinningFailed
 from warmshelf.segment import MAGIC, is_segment_id
 from warmshelfd import failpoints
 from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.holders import describe, lock_holder
 from warmshelfd.memory.books import ArenaUsage, Books, Claim, Reservation
-from warmshelfd.memory.cgroup import memory_limit_bytes
 from warmshelfd.memory.mapped_file import MappedFile
 from warmshelfd.memory.pinning import PinPolicy, choose_pinning, lock_pages
 from warmshelfd.memory.segment import Home, Segment, SegmentWriter, loading_name, outline, room_error
 from warmshelfd.memory.unnamed import UnnamedFiles
-from warmshelfd.memory.volume import Volume
 
 __all__ = ["Arena", "ArenaUsage", "PinPolicy", "Reservation"]
 

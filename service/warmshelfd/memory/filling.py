@@ -34,6 +34,9 @@ REMOTE_READ_BYTES = 8 * BLOCK_BYTES
 Read = Callable[[int, int, memoryview], None]
 """Fills the view with a file's bytes: file index, offset in the file, view."""
 
+Hot = Callable[[memoryview, int, int], None]
+"""Sees bytes while they are in the processor's cache: the segment, and the range's start and end."""
+
 
 @dataclass
 class Filling:
@@ -49,6 +52,7 @@ class Filling:
         progress: told the bytes read so far.
         gap_bytes: bytes of a file that are rather read along than left out, where each read costs a round trip; 0
             where it costs none.
+        hot: told each range when it is in, by the thread that read it.
         crcs: the CRC of each block, as far as they are known.
     """
 
@@ -60,6 +64,7 @@ class Filling:
     cancelled: Callable[[], bool]
     progress: Callable[[int], None]
     gap_bytes: int = 0
+    hot: Hot | None = None
     crcs: array[int] = field(init=False)
     _read_bytes: int = READ_BYTES  # set before the threads begin
     _done_bytes: int = 0
@@ -70,7 +75,8 @@ class Filling:
 
     def run(self, threads: int) -> None:
         """Fill the segment; the first error of any thread is raised when all have stopped."""
-        part_bytes = PART_BYTES
+        share_bytes = round_up(-(-len(self.view) // threads), BLOCK_BYTES)
+        part_bytes = min(PART_BYTES, max(share_bytes, READ_BYTES))  # what is small is shared out too
         if self.gap_bytes:  # then a part is one read
             is_small = len(self.view) < 2 * threads * REMOTE_READ_BYTES
             part_bytes = self._read_bytes = READ_BYTES if is_small else REMOTE_READ_BYTES
@@ -93,6 +99,8 @@ class Filling:
                 raise LoadCancelled(f"the load was stopped at byte {first} of {len(self.view)}")
             self._read(first, last)
             noted = max(noted, self._note_crcs(noted, last))
+            if self.hot is not None:
+                self.hot(self.view, first, last)
 
     def _read(self, start: int, end: int) -> None:
         done = 0

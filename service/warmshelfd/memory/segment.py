@@ -18,20 +18,12 @@ from google.protobuf.message import DecodeError
 
 from warmshelf.errors import ArenaFull, Internal, LoadCancelled, SegmentCorrupt, WarmshelfError
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec, check_tensors, round_up
-from warmshelf.segment import (
-    BLOCK_BYTES,
-    HEADER_BYTES,
-    Section,
-    SegmentHeader,
-    block_count,
-    pack_header,
-    parse_header,
-)
+from warmshelf.segment import BLOCK_BYTES, HEADER_BYTES, Section, SegmentHeader, block_count, pack_header, parse_header
 from warmshelf.v1 import artifact_pb2, manifest_pb2
 from warmshelfd import failpoints
 from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.memory.books import Reservation
-from warmshelfd.memory.filling import Filling, Read
+from warmshelfd.memory.filling import Filling, Hot, Read
 from warmshelfd.memory.mapped_file import MappedFile
 from warmshelfd.memory.pages import populate
 from warmshelfd.memory.parts import PART_BYTES, blocks_in, ranges, take_in_turn
@@ -294,6 +286,11 @@ class SegmentWriter:
         self._ended = False
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it is published, or aborted."""
+        return self._ended
+
+    @property
     def tensors(self) -> Sequence[TensorSpec]:
         """What the segment holds."""
         return self._plan.tensors
@@ -312,6 +309,7 @@ class SegmentWriter:
         cancelled: Callable[[], bool],
         progress: Callable[[int], None],
         gap_bytes: int = 0,
+        hot: Hot | None = None,
     ) -> None:
         """Bring all data in.
 
@@ -321,14 +319,15 @@ class SegmentWriter:
             cancelled: asked before every read.
             progress: told the bytes read so far, ever more of them.
             gap_bytes: bytes between tensors that are rather read along, where each read costs a round trip.
+            hot: told each range right after it was read, by the thread that read it.
 
         Raises:
             ArenaFull: the file system did not give what was reserved.
             LoadCancelled: ``cancelled`` said so.
         """
         with self._file.view() as view:
-            data = self._sections.data
-            filling = Filling(view, self._plan, data, self._allocate, read, cancelled, progress, gap_bytes)
+            what = view, self._plan, self._sections.data
+            filling = Filling(*what, self._allocate, read, cancelled, progress, gap_bytes, hot)
             filling.run(threads)
         self._crcs = filling.crcs.tobytes()
         self._filled = True

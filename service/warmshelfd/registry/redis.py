@@ -101,7 +101,7 @@ class RedisRegistry(CopiedRegistry):
         if known is None or artifact_id in self._dirty:
             await self._copy.put(registration)  # before anybody reads what to publish
         else:  # at once: should the process end in between, it would publish what others have changed
-            row = to_row(registration)
+            row = to_row(registration, is_proven=told is not None)
             await self._copy.run(lambda connection: put_known(connection, row, known))
 
     async def put_new(self, registration: Registration) -> None:

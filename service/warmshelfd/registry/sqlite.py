@@ -155,15 +155,12 @@ class SqliteRegistry(Registry):
             file.check()
             results = _in_one_transaction(file.connection, jobs)
         except RegistryUnavailable as error:
-            for job in jobs:
-                _tell(job, error=error)
+            _tell(jobs, error=error)
         except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
             _log.error("registry %s: %s", self._path, error)  # its path is no business of callers
-            for job in jobs:
-                _tell(job, error=RegistryUnavailable(f"the registry: {error}"))
+            _tell(jobs, error=RegistryUnavailable(f"the registry: {error}"))
         else:
-            for job, result in zip(jobs, results, strict=True):
-                _tell(job, result)
+            _tell(jobs, results)
 
 
 class CopiedRegistry(Registry):
@@ -181,14 +178,14 @@ class CopiedRegistry(Registry):
         await self._copy.keep_uses(used, gone)
 
 
-def to_row(registration: Registration) -> Row:
-    """Return what is kept of a registration.
+def to_row(registration: Registration, *, is_proven: bool = False) -> Row:
+    """Return what is kept of a registration; ``is_proven``: it was a record before, and can be read as one.
 
     Raises:
         Internal: it has what no record can.
     """
     try:
-        return registration.artifact_id, registration_to_json(registration)
+        return registration.artifact_id, registration_to_json(registration, is_proven=is_proven)
     except BadRecord as error:
         raise Internal(f"the registry cannot keep this registration: {error}") from error
 
@@ -212,18 +209,22 @@ def _in_one_transaction(connection: sqlite3.Connection, jobs: Sequence[_Job]) ->
     return results
 
 
-def _tell(job: _Job, result: Any = None, error: WarmshelfError | None = None) -> None:
-    with suppress(RuntimeError):  # the loop was closed: nobody waits
-        job.loop.call_soon_threadsafe(_settle, job.done, result, error)
+def _tell(jobs: Sequence[_Job], results: Sequence[Any] = (), error: WarmshelfError | None = None) -> None:
+    """Tell all who wait on one event loop at once: to wake it takes longer than a job."""
+    for loop in {job.loop for job in jobs}:
+        ends = [(job.done, results[number] if results else None) for number, job in enumerate(jobs) if job.loop is loop]
+        with suppress(RuntimeError):  # the loop was closed: nobody waits
+            loop.call_soon_threadsafe(_settle, ends, error)
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: WarmshelfError | None) -> None:
-    if done.cancelled():
-        return
-    if error is None:
-        done.set_result(result)
-    else:
-        done.set_exception(error)
+def _settle(ends: Sequence[tuple[asyncio.Future[Any], Any]], error: WarmshelfError | None) -> None:
+    for done, result in ends:
+        if done.cancelled():
+            continue
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
 
 
 def _load_all(connection: sqlite3.Connection) -> list[Registration]:

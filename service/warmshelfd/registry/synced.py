@@ -66,10 +66,19 @@ def load_known(connection: sqlite3.Connection) -> dict[str, Known]:
 
 def keep_known(connection: sqlite3.Connection, known: Mapping[str, Known], gone: Sequence[str] = ()) -> None:
     """Keep rows, and drop those of IDs of which nothing is known any more."""
-    connection.execute(TABLE)  # the file may have been made anew meanwhile
-    rows = [(artifact_id, one.revision, one.essence, one.digest, one.conflict) for artifact_id, one in known.items()]
-    connection.executemany("REPLACE INTO synced VALUES (?, ?, ?, ?, ?)", rows)
-    connection.executemany("DELETE FROM synced WHERE artifact_id = ?", [(artifact_id,) for artifact_id in gone])
+    try:
+        _keep_known(connection, known, gone)
+    except sqlite3.OperationalError:  # the file was made anew meanwhile
+        connection.execute(TABLE)
+        _keep_known(connection, known, gone)
+
+
+def _keep_known(connection: sqlite3.Connection, known: Mapping[str, Known], gone: Sequence[str]) -> None:
+    for artifact_id, one in known.items():
+        row = artifact_id, one.revision, one.essence, one.digest, one.conflict
+        connection.execute("REPLACE INTO synced VALUES (?, ?, ?, ?, ?)", row)
+    for artifact_id in gone:
+        connection.execute("DELETE FROM synced WHERE artifact_id = ?", (artifact_id,))
 
 
 def put_known(connection: sqlite3.Connection, row: Row, known: Known) -> None:

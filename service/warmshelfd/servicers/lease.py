@@ -12,6 +12,7 @@ from warmshelf.v1 import lease_pb2, lease_pb2_grpc
 from warmshelfd.leasing import AcquireOptions, Granted, Leasing, Notice, Superseded, is_lease_id, to_lease
 from warmshelfd.servicers.paging import from_token, page_size, to_token
 from warmshelfd.shelf import Shelf
+from warmshelfd.tracing import NO_TRACING, Tracing
 
 _HOLDER_BYTES_MAX = 256
 """A holder's name is for people: a pod, a process."""
@@ -20,9 +21,10 @@ _HOLDER_BYTES_MAX = 256
 class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
     """Hands out leases."""
 
-    def __init__(self, shelf: Shelf, leasing: Leasing, arena_directory: str) -> None:
+    def __init__(self, shelf: Shelf, leasing: Leasing, arena_directory: str, tracing: Tracing = NO_TRACING) -> None:
         self._shelf = shelf
         self._leasing = leasing
+        self._tracing = tracing
         self._locations = [
             lease_pb2.Location(arena_directory=arena_directory),
             lease_pb2.Location(transfer_address=""),
@@ -56,9 +58,10 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         )
         if request.lease_id and not is_lease_id(request.lease_id):
             raise InvalidRequest("lease_id is not 32 lower-case hexadecimal digits", field="lease_id")
-        granted = await self._leasing.acquire(
-            request.session_id, request.artifact_id, options, context.time_remaining(), request.lease_id
-        )
+        with self._tracing.acquire(request.artifact_id, context.invocation_metadata() or ()):
+            granted = await self._leasing.acquire(
+                request.session_id, request.artifact_id, options, context.time_remaining(), request.lease_id
+            )
         return lease_pb2.AcquireLeaseResponse(
             lease=lease_to_proto(granted.lease),
             artifact=artifact_to_proto(granted.artifact),

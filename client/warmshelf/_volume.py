@@ -1,11 +1,13 @@
 """What the file system under the arena is: its page size, its size, what it has free.
 
 Knows tmpfs with and without huge pages, hugetlbfs, and anything else as plain
-4 KiB pages. Knows nothing of segments or budgets.
+4 KiB pages. Knows nothing of segments or budgets. The daemon and the doctor look
+with the same eyes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,9 @@ SMALL_PAGE_BYTES = 4096
 _MOUNTS = Path("/proc/self/mountinfo")
 _TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage")
 _HUGETLB = Path("/sys/kernel/mm/hugepages")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_IDENTITY_BYTES = 16
+_MEMORY_TYPES = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 _HUGE_MOUNT_OPTIONS = frozenset({"huge=always", "huge=within_size"})
 
 
@@ -38,6 +43,16 @@ def find_mount(mountinfo: str, device: int) -> Mount:
     return Mount("unknown", frozenset())
 
 
+def directory_identity(directory_fd: int) -> str:
+    """Return what is equal for the same directory under the same kernel, at whatever path it is seen.
+
+    A hash: who is told it learns nothing else of the node.
+    """
+    status = os.fstat(directory_fd)
+    place = f"{_read_text(_BOOT_ID)}/{status.st_dev}/{status.st_ino}"
+    return hashlib.blake2s(place.encode(), digest_size=_IDENTITY_BYTES).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Volume:
     """The file system that holds a directory.
@@ -46,22 +61,29 @@ class Volume:
         directory_fd: a descriptor of that directory; whoever made the volume closes it.
         type_name: such as ``tmpfs``.
         page_size_bytes: what the size of a file is rounded up to.
+        options: of its mount.
     """
 
     directory_fd: int
     type_name: str
     page_size_bytes: int
+    options: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, directory_fd: int) -> Volume:
         """Look at the file system that holds the open directory."""
         mount = find_mount(_MOUNTS.read_text(errors="surrogateescape"), os.fstat(directory_fd).st_dev)
-        return cls(directory_fd, mount.type_name, _page_size(mount, directory_fd))
+        return cls(directory_fd, mount.type_name, _page_size(mount, directory_fd), mount.options)
 
     @property
     def is_hugetlb(self) -> bool:
         """Whether its pages come from the node's set of huge pages and are never swapped."""
         return self.type_name == "hugetlbfs"
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether what is written there stays in memory."""
+        return self.type_name in _MEMORY_TYPES
 
     def total_bytes(self) -> int:
         """Return how large the file system can grow; 0 if it does not say."""
@@ -107,6 +129,12 @@ def gives_huge_pages(mount: Mount, switch: str) -> bool:
     if mount.type_name != "tmpfs" or "[deny]" in switch:
         return False
     return "[force]" in switch or not _HUGE_MOUNT_OPTIONS.isdisjoint(mount.options)
+
+
+def gives_huge_pages_at_all() -> bool:
+    """Say whether this kernel has transparent huge pages for who asks for them."""
+    switch = _read_text(_TRANSPARENT / "enabled")
+    return bool(switch) and "[never]" not in switch
 
 
 def _read_number(path: Path) -> int:

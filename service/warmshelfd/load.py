@@ -1,0 +1,46 @@
+"""How far a load is, as those who wait for it see. Knows nothing of how it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from warmshelf.errors import ArenaFull
+from warmshelf.types import LoadPhase
+from warmshelfd.residency import Waiters
+from warmshelfd.turns import Priority
+
+
+@dataclass
+class Load:
+    """One load under way. Only the event loop touches it, but for ``done_bytes``.
+
+    ``done_bytes`` is written by the thread that reads and only shown. ``room`` is why
+    it waits for room, while it does. ``priority`` is the highest of those who want it.
+    ``begun`` says when each phase began, by the monotonic clock.
+    """
+
+    artifact_id: str
+    phase: LoadPhase = LoadPhase.INSPECT
+    done_bytes: int = 0
+    total_bytes: int = 0
+    room: ArenaFull | None = None
+    priority: Priority = Priority.PRELOAD
+    waiters: Waiters = field(default_factory=Waiters)
+    task: asyncio.Task[None] | None = None
+    error: Exception | None = None
+    begun: list[tuple[LoadPhase, float]] = field(default_factory=lambda: [(LoadPhase.INSPECT, time.monotonic())])
+
+    def enter(self, phase: LoadPhase, total_bytes: int = 0) -> None:
+        """Begin a phase."""
+        self.begun.append((phase, time.monotonic()))
+        self.phase, self.done_bytes, self.total_bytes = phase, 0, total_bytes
+
+    def advance(self, done_bytes: int) -> None:
+        """Note how far the phase is."""
+        self.done_bytes = done_bytes
+
+    def wait_for_room(self, room: ArenaFull | None) -> None:
+        """Note why there is no room, or that there is."""
+        self.room = room
