@@ -123,7 +123,7 @@ class Daemon:
         await self._shelf.start()
         self._fleet.start()
         await self._pushing.start()
-        warmth = Warmth(self._shelf, self._leasing)
+        warmth = Warmth(self._shelf, self._leasing, restores=self._settings.restore)
         servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
         await servers.start()
         self._operating.started = True

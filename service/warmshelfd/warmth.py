@@ -32,11 +32,14 @@ _LOOKS_PER_TIME_OUT = 8
 class Warmth:
     """Remembers what is warm, and restores it."""
 
-    def __init__(self, shelf: Shelf, leasing: Leasing) -> None:
+    def __init__(self, shelf: Shelf, leasing: Leasing, *, restores: bool) -> None:
+        """Once the shelf has started; ``restores`` says that ``restore`` will be called."""
         self._shelf = shelf
         self._leasing = leasing
         # Event loop only: the uses as the registry has them.
-        self._kept: dict[str, datetime] = {}
+        self._kept = dict(shelf.uses)
+        # Event loop only: what may still come back, and is not to be forgotten should the daemon stop before.
+        self._awaited = set(shelf.uses) if restores else set()
 
     # --- remember -----------------------------------------------------------
 
@@ -51,12 +54,12 @@ class Warmth:
         now = {e.artifact_id: e.last_use_time or e.register_time for e in self._resident()}
         before = {} if is_last else self._kept
         changed = {artifact_id: when for artifact_id, when in now.items() if before.get(artifact_id) != when}
-        gone = self._kept.keys() - now.keys()
+        gone = self._kept.keys() - now.keys() - self._awaited
         if not changed and not gone:
             return
         try:
             await self._shelf.registry.keep_uses(changed, gone)
-            self._kept = now
+            self._kept = {**{id_: self._kept[id_] for id_ in self._awaited if id_ in self._kept}, **now}
         except WarmshelfError as error:
             _log.warning("what is in memory cannot be remembered: %s", error)
 
@@ -67,13 +70,13 @@ class Warmth:
 
     async def restore(self) -> None:
         """Load again what was in memory when the node went down, as far as it fits without evicting anybody."""
-        self._kept = dict(self._shelf.uses)
         chosen = choose_restored(self._missing(), self._shelf.residency.arena.usage().free_bytes)
         if chosen:
             _log.info("%d artifacts were in memory before: loading them again", len(chosen))
         adapters = [used for used in chosen if used.kind is ArtifactKind.ADAPTER]
         others = [used for used in chosen if used.kind is not ArtifactKind.ADAPTER]
         await asyncio.gather(self._load(adapters), self._load(others))
+        self._awaited.clear()
         self._shelf.catalog.order_by_time([used.artifact_id for used in chosen])
 
     def _missing(self) -> list[Used]:

@@ -89,6 +89,21 @@ def test_nothing_is_restored_where_that_is_switched_off_and_a_restart_remembers_
         assert shelf.get("a").state is ArtifactState.REGISTERED, "the last to run had nothing in memory"
 
 
+def test_a_stop_before_all_is_back_forgets_nothing_of_it(
+    daemon: Daemon, tensors: dict[str, dict[str, bytes]]
+) -> None:
+    with daemon.connect() as shelf:
+        use(shelf, "ab")
+    reboot(daemon)
+    daemon.start("--budget", "64MiB", failpoints="load.read=delay(3000)", env={"WARMSHELF_DRAIN_SECONDS": "0.1"})
+    with daemon.connect() as shelf:
+        eventually(lambda: shelf.get("b").state is ArtifactState.LOADING, "the first is on its way")
+    reboot(daemon)
+    daemon.start("--budget", "64MiB")
+    with daemon.connect() as shelf:
+        eventually(lambda: ready(shelf) == "ab", "both are back")
+
+
 def test_what_cannot_come_back_keeps_nobody_from_it_and_the_daemon_from_nothing(
     daemon: Daemon, models: Path, tensors: dict[str, dict[str, bytes]]
 ) -> None:
