@@ -20,6 +20,7 @@ from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
 from warmshelfd.domain.leases import LeaseTable
+from warmshelfd.examining import Examining
 from warmshelfd.fleet import Fleet
 from warmshelfd.formats.detect import FORMAT_NAMES
 from warmshelfd.hashing import Hashing
@@ -126,6 +127,8 @@ class Daemon:
         warmth = Warmth(self._shelf, self._leasing, restores=self._settings.restore)
         servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
         await servers.start()
+        examining = Examining(servers.addresses[0], self._arena.directory)
+        self._operating.findings = examining.findings
         self._operating.started = True
         stopped = self._on_signals()
         _log.info("listening: %s", self._places(servers.addresses))
@@ -149,6 +152,7 @@ class Daemon:
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
+            await examining.close()
             await servers.stop(_STOP_GRACE_SECONDS)
             await self._pushing.stop()
             await warmth.save(is_last=True)

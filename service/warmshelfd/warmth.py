@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from datetime import datetime
 
 from warmshelf.errors import WarmshelfError
 from warmshelf.types import ArtifactKind, ArtifactState

@@ -155,6 +155,14 @@ def test_a_load_is_shown_while_it_goes_on_and_the_page_comes_again_sooner(daemon
         loading.result()
 
 
+def test_what_doctor_finds_is_shown_to_whoever_looks(served: Daemon, pages: Pages) -> None:
+    """Every node has something: here at least that pages are small."""
+    eventually(lambda: "Findings of doctor" in seen(pages).text, "doctor has been asked", 30)
+    found = json.loads(answer(pages, "/status.json").read())["findings"]
+    assert {one["level"] for one in found} <= {"problem", "warning", "note"}
+    assert all(one["check"] and one["text"] for one in found)
+
+
 def test_a_browser_may_do_nothing_with_the_page_but_show_it(pages: Pages) -> None:
     for path, kind in (("/", "text/html; charset=utf-8"), ("/status.json", "application/json")):
         got = answer(pages, path)

@@ -89,9 +89,7 @@ def test_nothing_is_restored_where_that_is_switched_off_and_a_restart_remembers_
         assert shelf.get("a").state is ArtifactState.REGISTERED, "the last to run had nothing in memory"
 
 
-def test_a_stop_before_all_is_back_forgets_nothing_of_it(
-    daemon: Daemon, tensors: dict[str, dict[str, bytes]]
-) -> None:
+def test_a_stop_before_all_is_back_forgets_nothing_of_it(daemon: Daemon, tensors: dict[str, dict[str, bytes]]) -> None:
     with daemon.connect() as shelf:
         use(shelf, "ab")
     reboot(daemon)
