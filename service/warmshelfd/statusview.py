@@ -157,12 +157,18 @@ def _arena(status: Status) -> str:
     counts = status.artifacts
     facts = (
         ("budget", f"{show_size(status.budget_bytes)}, in pages of {show_size(status.page_size_bytes)}"),
-        ("page-locked", f"by {text(status.pinning)}, but for {show_size(status.unpinned_bytes)}"),
+        ("page-locked", _pinning(status)),
         ("artifacts", ", ".join(f"{count} {text(name)}" for name, count in counts.items() if count) or "none"),
         ("leases", f"{status.leases} in {status.sessions} sessions"),
     )
     listed = "".join(f"<div><dt>{name}<dd>{value}</div>" for name, value in facts)
     return section("arena", "Arena", f"{arena_bar(status)}<dl>{listed}</dl>")
+
+
+def _pinning(status: Status) -> str:
+    if status.unpinned_bytes:
+        return f"{text(status.pinning)}; {show_size(status.unpinned_bytes)} are not"
+    return text(status.pinning)
 
 
 def _loads(status: Status) -> str:
