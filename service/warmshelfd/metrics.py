@@ -34,7 +34,7 @@ from warmshelf.types import ArtifactKind, ArtifactState, LoadPhase
 from warmshelfd.stock import Stock
 
 Outcome: TypeAlias = Literal["ok", "failed", "cancelled"]
-EvictReason: TypeAlias = Literal["placement", "explicit", "replaced", "removed", "withdrawn", "duplicate"]
+EvictReason: TypeAlias = Literal["placement", "explicit", "replaced", "removed", "withdrawn", "duplicate", "idle"]
 Values: TypeAlias = "tuple[str, ...]"
 
 NEIGHBOUR = "neighbour"
@@ -161,7 +161,7 @@ EVICTIONS = Spec(
     Counter,
     "warmshelf_evictions_total",
     "Artifacts whose resident bytes were given up: to make room (placement), because somebody asked (explicit), "
-    "as no longer the right ones, or because the same content was there twice.",
+    "as no longer the right ones, because the same content was there twice, or not used for long (idle).",
     {**_KIND, "reason": get_args(EvictReason)},
 )
 ADOPTIONS = Spec(
@@ -274,6 +274,10 @@ class Metrics:
         """Say what does not change while the daemon runs."""
         self._of(BUILD_INFO).info({"version": version, "python": platform.python_version()})
         self._of(ARENA_INFO).info({"pinning": pinning, "page_size_bytes": str(page_size_bytes)})
+        self.budget_set(budget_bytes)
+
+    def budget_set(self, budget_bytes: int) -> None:
+        """Say what the arena may hold from now on."""
         self._of(ARENA_BUDGET).set(budget_bytes)
 
     def scheme(self, uri: str) -> str:
