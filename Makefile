@@ -114,6 +114,9 @@ fuzz-long: ## The same, half an hour each; what was learnt is kept in .fuzz
 kill-loop: install ## Kill the daemon fifty times at every failpoint while workers use it; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m killing --out evidence/kill-loop.json $(ARGS)
 
+zoo: install ## Plant every defect of tests/zoo: some test must see it; ten minutes
+	@PYTHONPATH=tests .venv/bin/python -m zoo --out evidence/bug-zoo.json $(ARGS)
+
 manifests: install ## Render deploy/kubernetes from the chart
 	@.venv/bin/python scripts/render-manifests
 
