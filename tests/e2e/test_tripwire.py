@@ -20,6 +20,8 @@ from kit.tripwires import Tripwire
 from warmshelf import Shelf
 from warmshelf.errors import WarmshelfError
 
+pytestmark = pytest.mark.e2e
+
 SECRET = Path("/etc/hostname")
 BUDGET = ("--budget", "64MiB")
 

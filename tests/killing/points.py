@@ -15,21 +15,21 @@ class Point:
         hits_max: at which of its hits it is killed at most; the seed chooses.
         is_sealed: whether the deed's artifact must be resident afterwards, though nobody was told.
         is_quiet: whether only the deed brings the daemon there, not the workers and not a look at it.
-        fault: rows of the catalogue of faults that it belongs to.
     """
 
     deed: str
     hits_max: int = 1
     is_sealed: bool = False
     is_quiet: bool = True
-    fault: str = "D1"
 
 
 _LOAD = Point("load_base")
 _SEALED = Point("load_any", is_sealed=True)
 _PUSH = Point("push")
-_START = Point("start", is_quiet=False, fault="D5")
-_READ = Point("read", hits_max=3, is_quiet=False, fault="D2 D3")
+_START = Point("start", is_quiet=False)
+_READ = Point("read", hits_max=3, is_quiet=False)
+_COMMIT = Point("load_base", hits_max=3, is_quiet=False)
+_ADOPT = Point("start", hits_max=4, is_quiet=False)
 
 ANYWHERE = "anywhere"
 """No failpoint: killed from outside at a moment that the seed chooses."""
@@ -58,8 +58,8 @@ POINTS: Mapping[str, Point] = {
     "replace.begun": Point("replace"),
     "replace.recorded": Point("replace"),
     "move.recorded": Point("move"),
-    "commit.begun": Point("load_base", hits_max=3, is_quiet=False),
-    "commit.done": Point("load_base", hits_max=3, is_quiet=False),
+    "commit.begun": _COMMIT,
+    "commit.done": _COMMIT,
     "digest.computed": Point("load_base", is_quiet=False),
     "digest.recorded": Point("load_base", is_quiet=False),
     "evict.chosen": Point("evict"),
@@ -67,14 +67,14 @@ POINTS: Mapping[str, Point] = {
     "remove.recorded": Point("remove"),
     "remove.unlinked": Point("remove"),
     "adopt.cleaned": _START,
-    "adopt.segment": Point("start", hits_max=4, is_quiet=False, fault="D5"),
-    "adopt.taken": Point("start", hits_max=4, is_quiet=False, fault="D5"),
-    "adopt.checked": Point("start", hits_max=4, is_quiet=False, fault="D4 D5"),
+    "adopt.segment": _ADOPT,
+    "adopt.taken": _ADOPT,
+    "adopt.checked": _ADOPT,
     "claim.opened": _READ,
     "claim.granted": _READ,
     "claim.ended": _READ,
-    "claim.closed": Point("read", is_quiet=False, fault="D2 D3"),
-    "stream.chunk": Point("read", hits_max=9, is_quiet=False, fault="D2"),
+    "claim.closed": Point("read", is_quiet=False),
+    "stream.chunk": Point("read", hits_max=9, is_quiet=False),
     "stream.sent": _READ,
     "push.begun": _PUSH,
     "push.chunk": Point("push", hits_max=4),
@@ -83,7 +83,7 @@ POINTS: Mapping[str, Point] = {
     "push.stored": _PUSH,
     "push.kept": _PUSH,
     "push.registered": _PUSH,
-    ANYWHERE: Point("anything", is_quiet=False, fault="D1 D2 D3"),
+    ANYWHERE: Point("anything", is_quiet=False),
 }
 
 

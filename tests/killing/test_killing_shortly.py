@@ -26,7 +26,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_killed_once_at_every_point_nothing_is_wrong_lost_or_left(scene: Scene) -> None:
-    """Faults D1 to D5: no wrong, foreign, stale or lost byte; adopted without the sources, which are gone."""
+    """B39, B53: no wrong, foreign, stale or lost byte; adopted without the sources, which are gone."""
     for name in chain(list(POINTS)):
         scene.kill_at(name)
     scene.last_look()
@@ -36,7 +36,7 @@ def test_killed_once_at_every_point_nothing_is_wrong_lost_or_left(scene: Scene) 
         assert report["reads"] > len(POINTS)
 
 
-def test_every_failpoint_is_a_row_of_the_table_of_faults() -> None:
+def test_every_failpoint_has_a_row_that_says_how_to_get_there() -> None:
     assert POINTS.keys() - {ANYWHERE} == failpoints.NAMES
     assert len(POINTS) >= 40
 
