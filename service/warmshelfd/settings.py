@@ -88,7 +88,7 @@ def _check_prefix(text: str) -> str:
 
 
 def _check_endpoint(url: str) -> str:
-    if not re.fullmatch(r"https?://[^\s@]+", url):
+    if url and not re.fullmatch(r"https?://[^\s@]+", url):
         raise ValueError("it must be http://HOST:PORT/PATH without a password; OTEL_EXPORTER_OTLP_HEADERS has those")
     return url
 
