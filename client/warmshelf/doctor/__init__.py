@@ -47,7 +47,7 @@ def _node(seen: DaemonSeen, directory: str, budget_bytes: int) -> Iterator[Findi
     there = nearest(directory)
     found = memory.look(there)
     said = seen.capabilities
-    budget = budget_bytes or (said.arena_size_bytes if said else 0) or found.free_bytes // 2
+    budget = budget_bytes or (said.arena_size_bytes if said else 0) or max(found.free_bytes // 2, 1)
     yield from memory.judge(found, budget)
     if found.is_memory:
         yield from pages.judge(pages.look(there), budget)
