@@ -4,10 +4,11 @@
 PYTHON ?= python3
 PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 PACKAGES := client service
-CODE := $(PACKAGES) tests benchmarks examples scripts/house scripts/image-test scripts/render-manifests deploy/mixin
+CODE := $(PACKAGES) tests benchmarks examples scripts/docs_pages.py scripts/house scripts/image-test scripts/render-manifests \
+	deploy/mixin
 ARGS ?=
 
-.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long manifests mixin image-test bench bench-vllm demo clean
+.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long manifests mixin image-test docs dist bench bench-vllm demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -113,6 +114,13 @@ mixin: install ## Write the dashboards of deploy/mixin
 
 image-test: ## Build the images and run the daemon of one; as root, with buildah and debootstrap
 	@$(PYTHON) scripts/image-test
+
+docs: install ## Build the documents as a site, in build/site
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+	@echo "docs: build/site/index.html"
+
+dist: install ## Make wheel, sdist, bill of materials and checksums, in dist
+	@scripts/dist dist
 
 bench: install ## Measure everything; ARGS="--rows stream,health" measures some, ARGS=--quick tries the code
 	@.venv/bin/python -m benchmarks.run $(ARGS)

@@ -99,6 +99,24 @@ def marker_of(lease: Lease) -> Marker:
     return Marker(artifact_id, lease.generation, lease.artifact.digest, config_sha256(lease.files), names)
 
 
+def check_lease(lease: Lease, marker: Marker | None, directory: str) -> None:
+    """Raise InvalidRequest if this is no base, or one with another config than the engine has read."""
+    artifact_id = lease.artifact.artifact_id
+    if lease.artifact.kind is ArtifactKind.ADAPTER:
+        raise InvalidRequest(f"{artifact_id!r} is an adapter: an engine's weights come from a base")
+    if marker and not _is_of(marker, lease) and marker.config_sha256 != config_sha256(lease.files):
+        raise InvalidRequest(
+            f"{directory} was prepared from generation {marker.generation} of {artifact_id!r}, and generation "
+            f"{lease.generation} has another config.json: run 'warmshelf prepare-model' again",
+            path=directory,
+        )
+
+
+def _is_of(marker: Marker, lease: Lease) -> bool:
+    """Say whether the directory was surely made from this content, without reading the files in it."""
+    return bool(marker.digest) and marker.digest == lease.artifact.digest
+
+
 def config_sha256(files: Mapping[str, bytes]) -> str:
     """Return what tells one config.json from another."""
     return hashlib.sha256(files.get(CONFIG_NAME, b"")).hexdigest()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, strategies
 
 from warmshelf import Artifact, ArtifactSpec, Change, ChangeKind, Source
+from warmshelf._adapter_names import AdapterName, id_in, name_of, parse_path
 from warmshelf.errors import InvalidRequest, WarmshelfError
 from warmshelf.types import check_id
-from warmshelf.vllm._names import AdapterName, id_in, name_of, parse_path
 from warmshelf.vllm._options import LoaderOptions, loader_options
 from warmshelf.vllm._serving import Given, install
 

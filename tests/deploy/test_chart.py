@@ -182,13 +182,15 @@ def test_a_chart_of_yours_includes_the_sidecar(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     (mine / "templates").mkdir(parents=True)
     shutil.copytree(CHART, mine / "charts" / "warmshelf")
-    (mine / "Chart.yaml").write_text(yaml.safe_dump({"apiVersion": "v2", "name": "mine", "version": "1.0.0"}))
-    (mine / "values.yaml").write_text(yaml.safe_dump({"warmshelf": {"mode": "sidecar", "arena": {"budget": "2Gi"}}}))
-    guide = (CHART.parents[2] / "docs" / "kubernetes.md").read_text()
-    template = textwrap.dedent(guide.split("<!-- tested: sidecar -->")[1].split("```yaml\n")[1].split("```")[0])
+    guide = (CHART.parents[2] / "docs" / "kubernetes.md").read_text().split("## Sidecar mode")[1]
+    parts = [textwrap.dedent(part.split("```")[0]) for part in guide.split("```yaml\n")[1:4]]
+    dependencies, values, template = parts
+    head = yaml.safe_dump({"apiVersion": "v2", "name": "mine", "version": "1.0.0"})
+    (mine / "Chart.yaml").write_text(head + dependencies)
+    (mine / "values.yaml").write_text(values)
     (mine / "templates" / "pod.yaml").write_text(template)
     pod = dict(pods(render({}, mine)))["engine"]
-    assert "--budget=2GiB" in daemon_of(pod)["args"]
+    assert {"--budget=20GiB", "--preload=meta/llama-3.1-8b"} <= {*daemon_of(pod)["args"]}
     mounted = {mount["name"] for one in containers(pod) for mount in one["volumeMounts"]}
     assert mounted <= {volume["name"] for volume in pod["volumes"]}
     for version in VERSIONS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -30,6 +31,11 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+
+from kit import doc_parts  # noqa: E402 - also found when this is run as a program
+
 TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CODE = sorted(
     path
@@ -40,6 +46,7 @@ CODE = sorted(
 
 FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
+    "SGLANG_PLUGINS": "SGLang's",
     "VLLM_PLUGINS": "vLLM's",
     "OTEL_TRACES_SAMPLER": "OpenTelemetry's",
 }
@@ -93,7 +100,7 @@ def limits() -> str:
     """Return every limit that is a setting, but those of formats, which have a page of their own."""
     lines = ["| limit | default | why |", "|---|---:|---|"]
     for name, field in config.Settings.model_fields.items():
-        if name.endswith(("_max", "_min", "_bytes", "_seconds", "_threads")) and not name.startswith("format_"):
+        if doc_parts.is_limit(name) and not name.startswith("format_"):
             lines.append(
                 f"| `{name}` | {_amount(name, field.default)} | {' '.join((field.description or '').split())} |"
             )
@@ -129,6 +136,9 @@ GENERATED: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/wire.md", "errors"): error_table,
     ("docs/wire.md", "limits"): limits,
     ("docs/metrics.md", "metrics"): metric_table,
+    ("docs/concepts.md", "life"): life,
+    ("docs/concepts.md", "calls"): doc_parts.calls,
+    ("docs/config.md", "settings"): doc_parts.settings,
 }
 
 

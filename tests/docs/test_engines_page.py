@@ -15,6 +15,7 @@ import warmshelf
 import warmshelf.transformers
 from kit.llama import load_by_peft, logits, save_adapter, save_model, tiny_llama
 from kit.processes import Daemon
+from kit.sglang_engine import Engine
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "engines.md"
 
@@ -38,11 +39,12 @@ def check_page(daemon: Daemon, models: Path, base: Any, sales: Path) -> None:
         shelf.register("acme/base", save_model(base, models / "base"))
         shelf.register("acme/support-lora", save_adapter(base, models / "support"), base="acme/base")
         shelf.register("acme/sales-lora", sales, base="acme/base")
-    names: dict[str, Any] = {"device": "cpu"}
+    names: dict[str, Any] = {"device": "cpu", "engine": Engine()}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(block, str(PAGE), "exec"), names)
     assert torch.equal(logits(names["model"]), logits(load_by_peft(tiny_llama(), sales)))
     state = base.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in names["tensors"].items())
+    assert names["engine"].given.keys() == {"acme/support-lora"}
     assert isinstance(names["shelf"], warmshelf.Shelf)
     names["shelf"].close()

@@ -109,12 +109,60 @@ def test_the_worst_decides_and_every_reason_is_told_worst_first() -> None:
     assert [reason.partition(":")[0] for reason in found.reasons] == ["dora", "kasa", "rank 64", "embedding"]
 
 
-def test_of_sglang_nothing_is_known_beyond_plain_lora() -> None:
-    for feature in ("rslora", "dora", "key_prefix:none"):
-        assert verdict("sglang", feature) == EngineVerdict("sglang", "0.5.23", UNKNOWN, (f"{feature}: not known",))
+@pytest.mark.parametrize(
+    ("feature", "outcome"),
+    [
+        *[(feature, SERVES) for feature in ("adapter_name:x", "key_prefix:none", "key_wrapper:module")],
+        *[(feature, MISSERVES) for feature in ("rslora", "alpha_pattern", "alora", "lora_bias", "modules_to_save")],
+        *[(feature, MISSERVES) for feature in ("init:pissa", "trainable_tokens", "vocabulary:10->12")],
+        *[(feature, MISSERVES) for feature in ("unknown_field:x", "unknown_tensor:x")],
+        *[(feature, REFUSES) for feature in ("bias", "dora", "layer_replication", "rank_pattern")],
+        ("embedding", IF),
+        *[(feature, UNKNOWN) for feature in ("bdlora", "kasa", "stacked_experts", "target_parameters", "weight_tying")],
+    ],
+)
+def test_sglang_does_with_a_feature_what_was_read_there(feature: str, outcome: EngineOutcome) -> None:
+    """B06, B07, B10. The sources are looked at again by the tests of its wheel."""
+    found = verdict("sglang", feature)
+    assert found.outcome is outcome
+    assert [reason.startswith(f"{feature}: ") for reason in found.reasons] == [True] * (outcome is not SERVES)
+
+
+@pytest.mark.parametrize(
+    ("targets", "outcome"),
+    [
+        (["q_proj"], SERVES),
+        ("all-linear", SERVES),
+        ("all", SERVES),
+        (".*_proj", REFUSES),
+        (None, REFUSES),
+        (..., REFUSES),
+    ],
+)
+def test_sglang_takes_no_pattern_of_modules(targets: object, outcome: EngineOutcome) -> None:
+    assert verdict("sglang", target_modules=targets).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("q_proj", "v_proj", "o_proj"), None),
+        (("q_proj", "k_proj", "v_proj"), None),
+        (("gate_proj", "down_proj"), None),
+        (("q_proj", "o_proj"), "layers.0.q_proj: needs a pair of v_proj beside it"),
+        (("k_proj", "v_proj"), "layers.0.k_proj: needs a pair of q_proj beside it"),
+        (("up_proj",), "layers.0.up_proj: needs a pair of gate_proj beside it"),
+    ],
+)
+def test_sglang_stacks_modules_that_belong_together(names: tuple[str, ...], reason: str | None) -> None:
+    config = json.dumps({**PLAIN, "target_modules": [*names]}).encode()
+    adapter = AdapterInspection(module_names=tuple(f"layers.0.{name}" for name in names), config_json=config)
+    *_, sglang = engine_verdicts(adapter)
+    assert sglang.reasons == ((reason,) if reason else ())
+    assert sglang.outcome is (REFUSES if reason else SERVES)
 
 
 @pytest.mark.parametrize("config", [b"", b"\xff", b"[]", b"[" * 100_000])
 def test_a_config_that_cannot_be_read_is_one_without_fields(config: bytes) -> None:
     found = engine_verdicts(AdapterInspection(config_json=config))
-    assert [one.outcome for one in found] == [SERVES, REFUSES, SERVES]
+    assert [one.outcome for one in found] == [SERVES, REFUSES, REFUSES]

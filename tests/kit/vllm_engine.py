@@ -68,7 +68,7 @@ class Engine:
 
     def get_in_a_fork(self, adapter: str) -> list[str]:
         """Ask for an adapter in a child of this process, which has not called yet, then here."""
-        from warmshelf.vllm._options import shelf_at
+        from warmshelf._engine_shelf import shelf_at
 
         shelf = shelf_at()
         reading, writing = os.pipe()

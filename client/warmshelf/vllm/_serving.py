@@ -20,10 +20,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from warmshelf._adapter_names import AdapterName
 from warmshelf.client import Shelf
 from warmshelf.errors import WarmshelfError
 from warmshelf.types import Change, ChangeKind
-from warmshelf.vllm._names import AdapterName
 
 current: ContextVar[Any] = ContextVar("warmshelf_serving", default=None)
 """The OpenAIServingModels for which a name is being resolved."""

@@ -12,9 +12,9 @@ import tempfile
 import threading
 import weakref
 
+from warmshelf._adapter_names import AdapterName
 from warmshelf.export import check_target, write_directory
 from warmshelf.lease import Lease
-from warmshelf.vllm._names import AdapterName
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a file system, and mkdtemp makes the name
 

@@ -27,10 +27,10 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
 
 import warmshelf.torch
+from warmshelf._adapter_names import AdapterName, parse_path
+from warmshelf._engine_shelf import patiently, shelf_at
 from warmshelf.errors import ArtifactNotFound, BaseMismatch
 from warmshelf.lease import Lease
-from warmshelf.vllm._names import AdapterName, parse_path
-from warmshelf.vllm._options import patiently, shelf_at
 
 ADAPTER_SECONDS = 300.0
 """How long a worker waits for an adapter, and for a daemon that has gone. The engine stands still meanwhile, but

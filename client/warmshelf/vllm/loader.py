@@ -15,13 +15,13 @@ from vllm.model_executor.model_loader import BaseModelLoader, register_model_loa
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 import warmshelf.torch
+from warmshelf._ahead import mapped_ahead
+from warmshelf._engine_shelf import patiently, shelf_at
 from warmshelf.client import Shelf
 from warmshelf.errors import DeadlineExceeded, Fault, InvalidRequest, MalformedArtifact, WarmshelfError
 from warmshelf.lease import Lease
-from warmshelf.prepare import Marker, config_sha256, read_marker
-from warmshelf.types import ArtifactKind
-from warmshelf.vllm._ahead import mapped_ahead
-from warmshelf.vllm._options import LoaderOptions, loader_options, patiently, shelf_at
+from warmshelf.prepare import Marker, check_lease, read_marker
+from warmshelf.vllm._options import LoaderOptions, loader_options
 
 LOAD_FORMAT = "warmshelf"
 
@@ -134,24 +134,6 @@ def artifact_of(options: LoaderOptions, marker: Marker | None, directory: str) -
 def is_absence(error: WarmshelfError) -> bool:
     """Say whether the shelf cannot serve just now; what is wrong with the request or the artifact stays wrong."""
     return error.fault is Fault.DAEMON or isinstance(error, DeadlineExceeded)
-
-
-def check_lease(lease: Lease, marker: Marker | None, directory: str) -> None:
-    """Raise InvalidRequest if this is no base, or one with another config than the engine has read."""
-    artifact_id = lease.artifact.artifact_id
-    if lease.artifact.kind is ArtifactKind.ADAPTER:
-        raise InvalidRequest(f"{artifact_id!r} is an adapter: an engine's weights come from a base")
-    if marker and not _is_of(marker, lease) and marker.config_sha256 != config_sha256(lease.files):
-        raise InvalidRequest(
-            f"{directory} was prepared from generation {marker.generation} of {artifact_id!r}, and generation "
-            f"{lease.generation} has another config.json: run 'warmshelf prepare-model' again",
-            path=directory,
-        )
-
-
-def _is_of(marker: Marker, lease: Lease) -> bool:
-    """Say whether the directory was surely made from this content, without reading the files in it."""
-    return bool(marker.digest) and marker.digest == lease.artifact.digest
 
 
 def check_whole(artifact_id: str, wanted: set[str], loaded: set[str] | None) -> None:

@@ -25,6 +25,8 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
+from warmshelf._adapter_names import AdapterName, id_in, name_of
+from warmshelf._engine_shelf import shelf_at
 from warmshelf.client import Shelf
 from warmshelf.errors import (
     ArtifactNotFound,
@@ -39,8 +41,6 @@ from warmshelf.errors import (
 from warmshelf.prepare import read_marker
 from warmshelf.types import Artifact, ArtifactKind, check_id
 from warmshelf.vllm import _serving, adapters
-from warmshelf.vllm._names import AdapterName, id_in, name_of
-from warmshelf.vllm._options import shelf_at
 from warmshelf.vllm._spool import Spool
 
 RESOLVER_NAME = "warmshelf"

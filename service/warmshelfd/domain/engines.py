@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +38,8 @@ class Engine:
         rank_default: the limit if none is chosen.
         saved_modules: names in ``modules_to_save`` that it takes; None: any.
         goes_by_config: whether it makes only the modules that the config tells of, and leaves out other tensors.
+        target_words: texts that it takes in place of a list of target modules; None: any pattern.
+        beside: modules that it stacks, by the last part of their names, and which it must find beside them.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Engine:
     rank_default: int = 0
     saved_modules: frozenset[str] | None = None
     goes_by_config: bool = False
+    target_words: tuple[str, ...] | None = None
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 _ALIKE: Rule = (_SERVES, "")
@@ -106,8 +110,34 @@ _VLLM = Engine(
     },
 )
 
-# SGLang 0.5.23 takes adapters as tensors and a config; which features its kernels honour was not read.
-_SGLANG = Engine(name="sglang", version="0.5.23", rules={})
+# Read in SGLang 0.5.23: srt/lora/lora_config.py has the fields that it looks at, lora.py the scaling and what it
+# stacks, lora_manager.py (validate_new_adapter) what it refuses, mem_pool.py (load_lora_weight_to_buffer) what becomes
+# of each tensor, utils.py (get_target_module_name) that names count by what is in them. Never run: it needs CUDA.
+_SGLANG = Engine(
+    name="sglang",
+    version="0.5.23",
+    required=("r", "lora_alpha", "target_modules"),
+    target_words=("all", "all-linear"),
+    beside={"q_proj": "v_proj", "k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"},
+    rules={
+        **dict.fromkeys(("adapter_name", "key_prefix", "key_wrapper"), _ALIKE),
+        "embedding": (_IF, "only with embed_tokens or lm_head among its --lora-target-modules"),
+        "rslora": (_MISSERVES, "scales by alpha / r"),
+        "alpha_pattern": (_MISSERVES, "scales every module by lora_alpha / r"),
+        "alora": (_MISSERVES, "has it in force for every token"),
+        "init": (_MISSERVES, "does not change the base's weights as training had"),
+        "lora_bias": (_MISSERVES, "leaves it out, or takes it for lora_B"),
+        "modules_to_save": (_MISSERVES, "leaves them out"),
+        "trainable_tokens": (_MISSERVES, "leaves them out"),
+        "vocabulary": (_MISSERVES, "leaves the embeddings out; where added_tokens.json comes along, it refuses"),
+        "unknown_field": (_MISSERVES, "leaves the field out"),
+        "unknown_tensor": (_MISSERVES, "leaves it out, or takes it for lora_B"),
+        "bias": (_REFUSES, "takes it for lora_B, and fails at the first request"),
+        "dora": (_REFUSES, "is not supported"),
+        "layer_replication": (_REFUSES, "has no place for the copies' tensors"),
+        "rank_pattern": (_REFUSES, "takes every pair to have rank r, and fails at the first request"),
+    },
+)
 
 ENGINES = (_PEFT, _VLLM, _SGLANG)
 
@@ -132,6 +162,7 @@ def _verdict(engine: Engine, adapter: AdapterInspection, config: Mapping[str, An
     found = [
         *_of_config(engine, config),
         *(_of_tensors(adapter, config) if engine.goes_by_config else ()),
+        *_of_stacks(engine, adapter.module_names),
         *_of_rank(engine, adapter.rank_max, config),
         *(_of_feature(engine, feature, config) for feature in adapter.features),
     ]
@@ -158,6 +189,9 @@ def _of_config(engine: Engine, config: Mapping[str, Any]) -> Iterator[Rule]:
     missing = [field for field in engine.required if field not in config]
     if missing:
         yield _REFUSES, f"the config must have {' and '.join(missing)}"
+    targets = config.get("target_modules", [])
+    if engine.target_words is not None and not isinstance(targets, list) and targets not in engine.target_words:
+        yield _REFUSES, f"takes target_modules as a list, or one of {' and '.join(engine.target_words)}"
 
 
 def _of_tensors(adapter: AdapterInspection, config: Mapping[str, Any]) -> Iterator[Rule]:
@@ -175,6 +209,17 @@ def _of_tensors(adapter: AdapterInspection, config: Mapping[str, Any]) -> Iterat
         names = tuple(name for name in adapter.module_names if not _named(targets, name, config))
         if names:
             yield _MISSERVES, f"target_modules does not name {names[0]}: leaves its tensors out"
+
+
+def _of_stacks(engine: Engine, module_names: Iterable[str]) -> Iterator[Rule]:
+    """What an engine stacks and finds only in part; one of them is told."""
+    names = frozenset(module_names)
+    for name in sorted(names) if engine.beside else ():
+        place, _, kind = name.rpartition(".")
+        wanted = engine.beside.get(kind)
+        if wanted and place and f"{place}.{wanted}" not in names:
+            yield _REFUSES, f"{name}: needs a pair of {wanted} beside it"
+            return
 
 
 _TELL_OF_OTHERS = ("target_parameters", "trainable_token_indices", "ensure_weight_tying")

@@ -1,8 +1,8 @@
-"""What vLLM calls an adapter: its ID, and which generation of it. Pure.
+"""What engines call an adapter: its ID, and which generation of it. Pure.
 
-vLLM keys its prefix cache by an adapter's name and path. Both carry the generation and the digest
-here, so that what was computed with other weights is never found: not after a replacement,
-and not after a removal that began the counting anew. No ID has a ``#`` in it.
+vLLM keys its prefix cache by an adapter's name and path, and all ranks of an SGLang must read one generation. Name
+and path carry the generation and the digest here, so that what was computed with other weights is never found: not
+after a replacement, and not after a removal that began the counting anew. No ID has a ``#`` in it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AdapterName:
 
     @property
     def path(self) -> str:
-        """Where vLLM is told that it lies."""
+        """Where an engine is told that it lies."""
         return f"{ADAPTER_ROOT}{self.artifact_id}#{self.generation}-{self._digits}"
 
     @property
@@ -65,7 +65,7 @@ def parse_path(path: str) -> AdapterName | None:
     found = _PATH.fullmatch(path)
     if found is None:
         raise InvalidRequest(
-            f"{path!r} names no generation of an adapter: use model=<ID>, or warmshelf.vllm.lora_request(ID)", path=path
+            f"{path!r} names no generation of an adapter: use its ID, which the engine's plugin resolves", path=path
         )
     return AdapterName(check_id(found["id"]), int(found["generation"]), _DIGEST_PREFIX + found["digest"])
 

@@ -1,0 +1,71 @@
+"""What mkdocs is told beside docs/: the documents of the top level are pages too, and links lead to pages.
+
+A link to what is no page, such as code, is left as its text. Pages of docs/ that no navigation has are put at its
+end, so that a new one is not forgotten. Knows the names of files, and nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TOP_PAGES = {
+    "README.md": "readme.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
+"""Documents of the top level, and the pages that they become."""
+
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def on_config(config: Any) -> Any:
+    """Add pages that the navigation does not have."""
+    known = {page for entry in config.nav for page in _pages(entry)}
+    there = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    config.nav += [page for page in there if page not in known]
+    return config
+
+
+def _pages(entry: Any) -> list[str]:
+    return [entry] if isinstance(entry, str) else [page for pages in entry.values() for page in pages]
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the documents of the top level and a list of the decisions."""
+    for name, page in TOP_PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    entries = [f"- [{path.read_text(encoding='utf-8').splitlines()[0][2:]}]({path.name})" for path in decisions]
+    files.append(File.generated(config, "decisions/index.md", content="\n".join(["# Decisions", "", *entries, ""])))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead every link to a page."""
+    here = page.file.src_uri
+    directory = "" if here in TOP_PAGES.values() else posixpath.join("docs", posixpath.dirname(here))
+    return _LINK.sub(lambda found: _rewritten(found, directory, posixpath.dirname(here)), markdown)
+
+
+def _rewritten(found: re.Match[str], directory: str, site_directory: str) -> str:
+    mark, text, target = found.groups()
+    path, hash_sign, anchor = target.partition("#")
+    if "://" in target or not path:
+        return found[0]
+    page = _page_of(posixpath.normpath(posixpath.join(directory, path)))
+    return f"{mark}[{text}]({posixpath.relpath(page, site_directory or '.')}{hash_sign}{anchor})" if page else text
+
+
+def _page_of(path: str) -> str:
+    """Return the page that a file of the repository is; "" if it is none."""
+    if path == "docs/decisions":
+        return "decisions/index.md"
+    return path.removeprefix("docs/") if path.startswith("docs/") else TOP_PAGES.get(path, "")
