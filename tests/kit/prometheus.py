@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a daemon twice a second, and promtool; Debian's, unpacked where it is not installed."""
+"""A real Prometheus that scrapes a daemon twice a second, and promtool; Debian's, unpacked if not installed."""
 
 from __future__ import annotations
 

@@ -34,10 +34,11 @@ def examine(
     """
     seen = daemon.look(address)
     yield from daemon.judge(seen)
-    directory = arena or os.environ.get(ARENA_VARIABLE, "") or _default_arena(seen)
+    given = arena or os.environ.get(ARENA_VARIABLE, "")
+    directory = given or _default_arena(seen)
     if as_worker:
         if seen.capabilities is not None:
-            yield from worker.judge(worker.look(address, directory), seen)
+            yield from worker.judge(worker.look(address, directory, given), seen)
     else:
         yield from _node(seen, directory, budget_bytes)
     yield from device.judge(device.look())
