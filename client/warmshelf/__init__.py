@@ -35,8 +35,11 @@ from warmshelf.types import (
     LeaseInfo,
     LoadPhase,
     NewArtifact,
+    Node,
     Progress,
     Registered,
+    ResidencyList,
+    Resident,
     Source,
 )
 from warmshelf.watch import Watch
@@ -62,8 +65,11 @@ __all__ = [
     "LeaseInfo",
     "LoadPhase",
     "NewArtifact",
+    "Node",
     "Progress",
     "Registered",
+    "ResidencyList",
+    "Resident",
     "Rule",
     "SegmentSpec",
     "Shard",

@@ -26,6 +26,7 @@ from warmshelf.v1 import (
     catalog_pb2_grpc,
     lease_pb2_grpc,
     push_pb2_grpc,
+    residency_pb2_grpc,
     transfer_pb2,
     transfer_pb2_grpc,
 )
@@ -210,6 +211,7 @@ class Connection:
         self.catalog: Any = catalog_pb2_grpc.CatalogServiceStub(self._channel)
         self.lease: Any = lease_pb2_grpc.LeaseServiceStub(self._channel)
         self.transfer: Any = transfer_pb2_grpc.TransferServiceStub(self._channel)
+        self.residency: Any = residency_pb2_grpc.ResidencyServiceStub(self._channel)
         self.push: Any = push_pb2_grpc.PushServiceStub(self._channel)
         self.capabilities: Any = capabilities_pb2_grpc.CapabilitiesServiceStub(self._channel)
         self.read_segment: Any = self._channel.unary_stream(  # chunks stay bytes: see _frame.parse_frame

@@ -21,6 +21,7 @@ from warmshelf import _wire
 from warmshelf._channel import Address, Connection, Deadline, default_address, parse_address
 from warmshelf._incoming import CALL_TIMEOUT_SECONDS, LOAD_TIMEOUT_SECONDS, Incoming
 from warmshelf._naming import Naming
+from warmshelf._where import Where
 from warmshelf.digest import check_digest
 from warmshelf.errors import Internal, InvalidRequest, LeaseLost, SessionLost
 from warmshelf.export import check_target, write_directory
@@ -83,7 +84,7 @@ def connect(
     return Shelf(where, chosen_arena, holder, tls, timeout)
 
 
-class Shelf(Incoming, Naming):
+class Shelf(Incoming, Naming, Where):
     """A daemon, as a program uses it. May be shared by threads; ``connect`` makes one.
 
     After a fork the child's calls are refused if its parent had called before, and work if it had not.

@@ -27,7 +27,7 @@ from warmshelfd.settings import Settings
 
 _PREFIX = "WARMSHELF_"
 _SQLITE = "sqlite://"
-_LISTS = frozenset({"listen", "allow_source", "preload"})
+_LISTS = frozenset({"listen", "allow_source", "preload", "neighbours"})
 _KNOWN = frozenset(Settings.model_fields) - {"purge"}
 _ONLY_IN_FILE = frozenset({"source"})
 _NOT_OURS = frozenset({"config", "address", "daemon_uid", "failpoints"})
@@ -199,6 +199,10 @@ _COMMAND_LINE = {
     "adapter_floor": "SHARE",
     "pin": "POLICY",
     "registry": "URI",
+    "node_name": "NAME",
+    "node_zone": "ZONE",
+    "advertise": "IP[:PORT]",
+    "neighbours": "NETWORK",
     "spool": "DIR",
     "declare": "FILE",
     "allow_source": "PREFIX",

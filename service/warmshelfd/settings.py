@@ -24,9 +24,21 @@ from warmshelf.types import check_id
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
-from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share
+from warmshelfd.options import (
+    Advertised,
+    Listen,
+    Network,
+    Share,
+    parse_advertised,
+    parse_count,
+    parse_listen,
+    parse_network,
+    parse_seconds,
+    parse_share,
+)
 from warmshelfd.pushes import PushLimits
 from warmshelfd.registry.open import check_registry
+from warmshelfd.registry.residents import check_name
 from warmshelfd.sources.file_uri import parse_path
 from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.settings import Secret, SourceSettings, check_prefix
@@ -137,6 +149,15 @@ class Settings(BaseSettings):
     """Password at a registry in Redis, as `env:NAME` or `file:/PATH`. Default: none."""
     registry_ca_file: str | None = None
     """PEM file of the authorities that are trusted for a registry in Redis over TLS. Default: the system's."""
+    node_name: Annotated[str, AfterValidator(check_name)] | None = None
+    """What other nodes and routers are told that this node is called. Default: the host's name."""
+    node_zone: Annotated[str, AfterValidator(check_name)] | None = None
+    """Where they are told that it is, such as a rack or a zone. Default: nothing."""
+    advertise: Annotated[Advertised, BeforeValidator(parse_advertised)] | None = None
+    """`IP` or `IP:PORT` at which they are told to reach it; without a port, that of the first TCP
+    address listened on which has this IP, or every one. Default: nothing."""
+    neighbours: tuple[Annotated[Network, BeforeValidator(parse_network)], ...] = ()
+    """Networks of other nodes, such as `10.0.0.0/8`, that loads may take bytes from which are pinned. Default: none."""
     spool: Annotated[str, AfterValidator(_check_directory)] = ""
     """Directory that keeps what clients push. Default: beside the registry's file, such as `registry.spool`."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
@@ -230,6 +251,18 @@ class Settings(BaseSettings):
     reserve_bytes: Size = 512 << 20
     """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
     With the budget it must fit into the cgroup's limit."""
+
+    # --- limits: neighbours -------------------------------------------------
+
+    uploads_max: Count = 4
+    """Loads of other nodes from this one at once: more would each be slower, and those refused find one that has it
+    by then."""
+    neighbour_stall_seconds: Seconds = 3.0
+    """How long another node may take to be connected to and to answer, beside what its bytes take."""
+    neighbour_bytes_per_second_min: Size = 1 << 20
+    """What each of the four reads of a load from another node must bring on average, or the source is taken."""
+    neighbour_wait_seconds: Seconds = 5.0
+    """How long a load waits for a node that is not busy, before it takes the source."""
 
     # --- limits: pushes -----------------------------------------------------
 

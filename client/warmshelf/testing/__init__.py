@@ -37,6 +37,7 @@ from warmshelf.lease import Lease
 from warmshelf.shard import EVERYTHING, Shard, layer_of
 from warmshelf.sharding import shard_image
 from warmshelf.testing._aliases import FakeAliases
+from warmshelf.testing._alone import resident_in
 from warmshelf.testing._content import (
     CONFIG_NAMES,
     PAGE_BYTES,
@@ -59,6 +60,7 @@ from warmshelf.types import (
     NewArtifact,
     Progress,
     Registered,
+    ResidencyList,
     check_id,
 )
 from warmshelf.watch import Feed
@@ -202,6 +204,11 @@ class FakeShelf(Shelf):
     def aliases(self) -> _Aliases:
         """Return all aliases by name."""
         return self._names.all()
+
+    def list_residency(self, artifact_id: str | None = None) -> ResidencyList:
+        """Return what is resident here: there is no other node."""
+        wanted = self._names.resolve(check_id(artifact_id)) if artifact_id else ""
+        return resident_in(self._open().artifacts(""), wanted)
 
     def evict(self, artifact_id: str, *, drain: bool = False) -> Artifact:
         """Give an artifact's memory back."""
