@@ -12,6 +12,7 @@ import importlib
 from typing import Any
 
 from warmshelf import errors
+from warmshelf._security import Tls
 from warmshelf.client import Shelf, connect
 from warmshelf.errors import WarmshelfError
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
@@ -76,6 +77,7 @@ __all__ = [
     "Shelf",
     "Source",
     "TensorSpec",
+    "Tls",
     "WarmshelfError",
     "Watch",
     "connect",

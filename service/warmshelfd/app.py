@@ -23,6 +23,7 @@ from warmshelf.v1 import (
     residency_pb2_grpc,
 )
 from warmshelfd import __version__
+from warmshelfd.credentials import Credentials
 from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
@@ -47,6 +48,7 @@ from warmshelfd.registry.open import open_registry, open_residents
 from warmshelfd.residency import Residency
 from warmshelfd.residency_map import ResidencyMap
 from warmshelfd.running import log_failure
+from warmshelfd.servicers.admission import Admission
 from warmshelfd.servicers.alias import AliasServicer
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
@@ -119,7 +121,8 @@ class Daemon:
         )
         self._leasing.register_unknown = self._upkeep.register_unknown
         self._pushing = Pushing(open_spool(settings), self._shelf, loader, settings.push_limits())
-        self._guard = Guard(self.metrics)
+        self._credentials = Credentials(settings, self.metrics)
+        self._guard = Guard(self.metrics, _admission(settings, self._credentials))
         uploads = Uploads(self._leasing, settings.uploads_max, self.metrics)
         flight = _flight(settings)
         self._transfer = TransferServicer(self._shelf, uploads, flight, settings.stall_seconds, self.metrics)
@@ -135,7 +138,14 @@ class Daemon:
         await self._shelf.start()
         self._fleet.start()
         await self._pushing.start()
-        servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
+        certificates = self._credentials.certificates
+        servers = Servers(
+            self._settings.listen,
+            _transport(self._settings),
+            [self._guard],
+            self._add_services,
+            certificates.credentials if certificates else None,
+        )
         await servers.start()
         self._residency_map.start(advertised_address(self._settings, servers.addresses))
         self._operating.started = True
@@ -147,6 +157,7 @@ class Daemon:
             asyncio.create_task(self._upkeep.follow()),
             asyncio.create_task(self._shelf.residency.sweep()),
             asyncio.create_task(self._pushing.sweep()),
+            asyncio.create_task(self._credentials.follow()),
         ]
         for task in background:
             task.add_done_callback(log_failure)
@@ -297,6 +308,11 @@ def _registry_credentials(settings: Settings) -> tuple[str, bytes]:
     return settings.registry_username, read_secret(settings.registry_password) if settings.registry_password else b""
 
 
+def _admission(settings: Settings, credentials: Credentials) -> Admission:
+    has_tls = credentials.certificates is not None
+    return Admission(credentials.identities, settings.anonymous_roles, has_tls=has_tls)
+
+
 def _load_threads(settings: Settings) -> LoadThreads:
     return LoadThreads(
         bases=settings.load_threads,
@@ -308,7 +324,8 @@ def _load_threads(settings: Settings) -> LoadThreads:
 
 def _neighbours(settings: Settings, residency_map: ResidencyMap, metrics: Metrics) -> Neighbours:
     patience = Patience(settings.neighbour_stall_seconds, settings.neighbour_bytes_per_second_min)
-    rules = NeighbourRules(settings.neighbours, patience, settings.neighbour_wait_seconds, residency_map.node.name)
+    security, name = settings.neighbour_security(), residency_map.node.name
+    rules = NeighbourRules(settings.neighbours, patience, settings.neighbour_wait_seconds, name, security)
     return Neighbours(rules, settings.format_limits(), residency_map.holders, metrics)
 
 

@@ -237,6 +237,11 @@ HEARTBEAT_AGE = Spec(
 LOG_LINES_LOST = Spec(
     Counter, "warmshelf_log_lines_lost_total", "Log lines dropped because nobody took them from standard error."
 )
+CREDENTIALS_REFUSED = Spec(
+    Counter,
+    "warmshelf_credentials_refused_total",
+    "New certificates, keys, authorities and tokens that could not be used; the log says why.",
+)
 
 SPECS = tuple(spec for spec in globals().values() if isinstance(spec, Spec))
 """Every metric of ours. Beside them stand the usual ``process_*``."""
@@ -365,6 +370,10 @@ class Metrics:
     def line_lost(self) -> None:
         """Count a log line that could not be written."""
         self._of(LOG_LINES_LOST).inc()
+
+    def credentials_refused(self) -> None:
+        """Count new credentials that could not be used."""
+        self._of(CREDENTIALS_REFUSED).inc()
 
     # --- what there is ------------------------------------------------------
 

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from warmshelf._security import PLAIN, Security
 from warmshelf.errors import (
     ArenaFull,
     Internal,
@@ -71,12 +72,14 @@ class NeighbourRules:
         patience: how long each may take.
         wait_seconds: how long to wait for one that is not busy.
         holder: what they are told that this node is called.
+        security: how they are known, and this node to them.
     """
 
     networks: Sequence[Network]
     patience: Patience
     wait_seconds: float
     holder: str
+    security: Security = PLAIN
 
     def allow(self, address: str) -> tuple[str, int] | None:
         """Return the IP and port behind an address, if it may be connected to."""
@@ -220,7 +223,7 @@ class _Image(Origin):
         where = self._rules.allow(self.resident.node.address)
         if where is None:
             raise NeighbourFault("not_allowed", "is at no address that may be connected to")
-        self._segment = NeighbourSegment(self.resident.node.address, *where, self._rules.patience)
+        self._segment = NeighbourSegment(self.resident.node.address, *where, self._rules.patience, self._rules.security)
         self._segment.looks = self._known.fingerprint
         return self._segment
 

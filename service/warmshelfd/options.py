@@ -54,6 +54,14 @@ class Listen:
     host: str = ""
     port: int = 0
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it. A name is taken for what it says: only ``localhost`` is."""
+        try:
+            return self.kind == "unix" or self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
     def __str__(self) -> str:
         if self.kind == "unix":
             return f"unix://{self.path}"

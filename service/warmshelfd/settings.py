@@ -18,10 +18,14 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from warmshelf._security import PLAIN, Security, Tls
 from warmshelf._sizes import parse_size
 from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
 from warmshelf.types import check_id
+from warmshelfd.certificates import CertificateFiles
+from warmshelfd.domain.roles import Role
 from warmshelfd.formats.base import FormatLimits
+from warmshelfd.identities import IdentitySettings
 from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import (
@@ -129,6 +133,22 @@ class Settings(BaseSettings):
 
     listen: Annotated[tuple[Address, ...], Field(min_length=1)]
     """`unix:///PATH` or `HOST:PORT`. Default: `api.sock` in `$XDG_RUNTIME_DIR/warmshelf` or `/tmp/warmshelf-$UID`."""
+    insecure: bool = False
+    """Lets TCP be plain beyond loopback: whoever reaches the address has the `anonymous_roles`. Off by default."""
+    listen_cert_file: str | None = None
+    """PEM file of the daemon's certificate and its chain. With it, TCP is TLS, all of it. Default: none."""
+    listen_key_file: str | None = None
+    """PEM file of its key."""
+    listen_client_ca_file: str | None = None
+    """PEM file of authorities: every TCP caller shows a certificate of one of them. Default: none, tokens decide."""
+    anonymous_roles: tuple[Role, ...] = (Role.OPERATOR,)
+    """What callers may do that have no identity: at Unix sockets, whose mode decides who comes, and over plain TCP.
+    Any of `reader`, `registrar`, `operator`. Default: `operator`, which is everything."""
+    identity: tuple[IdentitySettings, ...] = ()
+    """Who callers are; tables `[[identity]]`, only in the file."""
+    credentials_seconds: Seconds = 2.0
+    """How often certificates, keys and tokens are read again. A new token counts by then, a certificate at the
+    look after."""
     arena: Annotated[str, AfterValidator(_check_directory)]
     """Directory of the segments, on a memory file system. Default: `/dev/shm/warmshelf-$UID`."""
     budget: Size | None = None
@@ -158,6 +178,8 @@ class Settings(BaseSettings):
     address listened on which has this IP, or every one. Default: nothing."""
     neighbours: tuple[Annotated[Network, BeforeValidator(parse_network)], ...] = ()
     """Networks of other nodes, such as `10.0.0.0/8`, that loads may take bytes from which are pinned. Default: none."""
+    neighbour_server_name: str = ""
+    """Name that the certificates of other nodes must have, where TCP is TLS. Default: their address."""
     spool: Annotated[str, AfterValidator(_check_directory)] = ""
     """Directory that keeps what clients push. Default: beside the registry's file, such as `registry.spool`."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
@@ -329,6 +351,46 @@ class Settings(BaseSettings):
         if len(set(self.listen)) < len(self.listen):
             raise ValueError("listen has an address twice")
         return self
+
+    @model_validator(mode="after")
+    def _check_transport(self) -> Settings:
+        files = (self.listen_cert_file, self.listen_key_file)
+        if any(files) and not all(files):
+            raise ValueError("listen_cert_file and listen_key_file go together")
+        if not all(files):
+            self._check_plain()
+            return self
+        if self.insecure:
+            raise ValueError("insecure is for plain TCP; with listen_cert_file, TCP is TLS")
+        if self.neighbours and not self.listen_client_ca_file:
+            raise ValueError("over TLS, nodes know each other by certificates: neighbours take listen_client_ca_file")
+        kinds = ("subject", "token") if self.listen_client_ca_file else ("token",)
+        if not any(getattr(row, kind) is not None for row in self.identity for kind in kinds):
+            raise ValueError(f"nobody could call over TLS: there is no [[identity]] with a {' or a '.join(kinds)}")
+        return self
+
+    def _check_plain(self) -> None:
+        far = [str(listen) for listen in self.listen if not listen.is_local]
+        if far and not self.insecure:
+            raise ValueError(
+                f"{far[0]} is not loopback, and plain TCP there gives everybody who reaches it what anonymous_roles "
+                "says: set listen_cert_file and listen_key_file, or --insecure"
+            )
+        if self.listen_client_ca_file:
+            raise ValueError("listen_client_ca_file asks callers for certificates, which takes listen_cert_file")
+
+    def neighbour_security(self) -> Security:
+        """Return how other nodes are known and this one to them: as callers are to this one; plain if TCP is."""
+        if self.listen_cert_file is None or self.listen_key_file is None:
+            return PLAIN
+        ca = self.listen_client_ca_file or ""
+        return Security(Tls(ca, self.listen_cert_file, self.listen_key_file, self.neighbour_server_name))
+
+    def certificate_files(self) -> CertificateFiles | None:
+        """Return what TCP is opened with; None for plain TCP."""
+        if self.listen_cert_file is None or self.listen_key_file is None:
+            return None
+        return CertificateFiles(self.listen_cert_file, self.listen_key_file, self.listen_client_ca_file or "")
 
     def adapter_floor_bytes(self, budget_bytes: int) -> int:
         """Return what bases must leave to adapters in an arena of this budget."""

@@ -28,6 +28,7 @@ from typing import Any
 from warmshelf._channel import Deadline, parse_address
 from warmshelf._incoming import CALL_TIMEOUT_SECONDS, LOAD_TIMEOUT_SECONDS, source_uri, spec_of, what_to_push
 from warmshelf._push import PROGRESS
+from warmshelf._security import PLAIN
 from warmshelf.client import Shelf
 from warmshelf.digest import check_digest
 from warmshelf.errors import InvalidRequest, WarmshelfError
@@ -93,7 +94,7 @@ class FakeShelf(Shelf):
             holder: who leases.
             timeout: seconds each call may take, unless it is given its own.
         """
-        super().__init__(_ADDRESS, "", holder, None, timeout)
+        super().__init__(_ADDRESS, "", holder, PLAIN, timeout)
         self._holder_name = holder
         self._daemon = FakeDaemon(budget_bytes)
         self._names = FakeAliases()
