@@ -37,6 +37,7 @@ from warmshelf.types import (
     Capacity,
     LeaseInfo,
     Progress,
+    check_budget,
     check_id,
 )
 from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2
@@ -205,6 +206,20 @@ class Shelf(Incoming, Naming, Where):
         answer = connection.unary(connection.capabilities.GetCapacity, request, self._deadline())
         return _wire.capacity_from_proto(answer)
 
+    def set_budget(self, budget_bytes: int, *, timeout: float | None = None) -> Capacity:
+        """Make the budget larger or smaller until the daemon ends; return what the arena holds then.
+
+        For a smaller one, the least recently used leave; never what is leased, mapped or kept.
+
+        Raises:
+            ArenaFull: until the timeout, too little could leave; the budget is what it was.
+            InvalidConfig: the node has not so much.
+        """
+        request = capabilities_pb2.SetBudgetRequest(budget_bytes=check_budget(budget_bytes))
+        connection = self._current().connection
+        answer = connection.unary(connection.capabilities.SetBudget, request, self._deadline(timeout))
+        return _wire.capacity_from_proto(answer.capacity)
+
     # --- leases ---
 
     def acquire(
@@ -233,10 +248,10 @@ class Shelf(Incoming, Naming, Where):
             writable: whether this process may write into its own copy of a mapped segment. Without, the mapping
                 is read-only and shared, as ``warmshelf.torch.to_device`` needs it; a write ends the process.
         """
-        if isinstance(features, str) or not 0 <= rank_max <= RANK_MAX:
+        if isinstance(features, str) or not isinstance(rank_max, int) or not 0 <= rank_max <= RANK_MAX:
             raise InvalidRequest(
-                f"features is a list of names, and rank_max is from 0 to {RANK_MAX}: {features!r}, {rank_max}",
-                rank_max=rank_max,
+                f"features is a list of names, and rank_max is from 0 to {RANK_MAX}: {features!r}, {rank_max!r}",
+                rank_max_limit=RANK_MAX,
             )
         request = lease_pb2.AcquireLeaseRequest(
             artifact_id=check_id(artifact_id),

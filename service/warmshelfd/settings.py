@@ -6,7 +6,6 @@ opens nothing.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import fields
 from typing import Annotated
@@ -21,6 +20,7 @@ from pydantic_settings import (
 from warmshelf._security import PLAIN, Security, Tls
 from warmshelf._sizes import parse_size
 from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
+from warmshelf.redis_uri import parse_store
 from warmshelf.types import check_id
 from warmshelfd.certificates import CertificateFiles
 from warmshelfd.domain.roles import Role
@@ -43,9 +43,12 @@ from warmshelfd.options import (
 from warmshelfd.pushes import PushLimits
 from warmshelfd.registry.open import check_registry
 from warmshelfd.registry.residents import check_name
+from warmshelfd.sources.breaker import BreakerLimits
 from warmshelfd.sources.file_uri import parse_path
 from warmshelfd.sources.limits import TimeLimits
+from warmshelfd.sources.s3_uri import parse_s3_uri
 from warmshelfd.sources.settings import Secret, SourceSettings, check_prefix
+from warmshelfd.spool.place import STORE_SCHEMES, check_directory, scheme_of
 
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
 """Smaller chunks cost more calls than they save memory; larger ones are slower, and from
@@ -58,6 +61,7 @@ CHUNK_HEAD_BYTES = 1 << 10
 
 _FORMAT = FormatLimits()
 _TIME = TimeLimits()
+_BREAKER = BreakerLimits()
 
 
 def _check_chunk(size: int) -> int:
@@ -66,10 +70,17 @@ def _check_chunk(size: int) -> int:
     return size
 
 
-def _check_directory(path: str) -> str:
-    if not path or "\0" in path:
-        raise ValueError("it must be a directory")
-    return os.path.abspath(path)
+def _check_spool(place: str) -> str:
+    scheme = scheme_of(place)
+    if not scheme:
+        return check_directory(place)
+    if scheme not in STORE_SCHEMES:
+        raise ValueError(f"it must be a directory, or a place in a store: {'://, '.join(STORE_SCHEMES)}://")
+    check_prefix(place)
+    try:
+        return parse_s3_uri(place).uri if scheme == "s3" else str(parse_store(place))
+    except InvalidSpec as error:
+        raise ValueError(error.message) from None
 
 
 def _check_path(path: str) -> str:
@@ -149,7 +160,7 @@ class Settings(BaseSettings):
     credentials_seconds: Seconds = 2.0
     """How often certificates, keys and tokens are read again. A new token counts by then, a certificate at the
     look after."""
-    arena: Annotated[str, AfterValidator(_check_directory)]
+    arena: Annotated[str, AfterValidator(check_directory)]
     """Directory of the segments, on a memory file system. Default: `/dev/shm/warmshelf-$UID`."""
     budget: Size | None = None
     """Bytes the arena may hold. Default: half of what its file system has free, or what the cgroup leaves if less."""
@@ -180,8 +191,11 @@ class Settings(BaseSettings):
     """Networks of other nodes, such as `10.0.0.0/8`, that loads may take bytes from which are pinned. Default: none."""
     neighbour_server_name: str = ""
     """Name that the certificates of other nodes must have, where TCP is TLS. Default: their address."""
-    spool: Annotated[str, AfterValidator(_check_directory)] = ""
-    """Directory that keeps what clients push. Default: beside the registry's file, such as `registry.spool`."""
+    spool: Annotated[str, AfterValidator(_check_spool)] = ""
+    """What keeps what clients push: a directory, or a place that all nodes reach, such as `s3://bucket/pushed` or
+    `redis://HOST:PORT/DB/pushed`. Default: a directory beside the registry's file, such as `registry.spool`."""
+    spool_staging: Annotated[str, AfterValidator(check_directory)] = ""
+    """Directory of pushes on their way to a spool that is none. Default: where the spool is by default."""
     allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
     """Prefixes that sources may lie under, such as `file:///models`; all else is refused. Default: the current
     directory, while only Unix sockets are listened on and it is not `/`; else nothing."""
@@ -190,7 +204,12 @@ class Settings(BaseSettings):
     declare: str | None = None
     """TOML file of artifacts to register, and patterns of IDs; read again when it changes. Default: none."""
     preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
-    """IDs to make resident at start, in this order. Default: none."""
+    """IDs to make resident at start, begun in this order. Default: none."""
+    restore: bool = True
+    """Whether what was in memory before a reboot is loaded again, the last used first, as far as it fits; after the
+    preload, behind everybody who asks for something. Default: yes."""
+    base_idle_seconds: Seconds | None = None
+    """A base that nobody has used or held for so long is evicted. Default: none is, before its room is wanted."""
     http: Annotated[Address, AfterValidator(_check_http)] | None = None
     """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
@@ -256,6 +275,10 @@ class Settings(BaseSettings):
     """How long a read that fails is tried again, in all."""
     source_attempts_max: Count = _TIME.retry.attempts_max
     """How often it is tried."""
+    source_failures_max: Count = _BREAKER.failures_max
+    """After so many failures of one server in a row, each with all its tries, its sources fail at once for a while."""
+    source_pause_seconds: Seconds = _BREAKER.pause_seconds
+    """For how long, before the server is tried again."""
 
     # --- limits: loads ------------------------------------------------------
 
