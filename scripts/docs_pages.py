@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ TOP_PAGES = {
     "SECURITY.md": "security.md",
 }
 """Documents of the top level, and the pages that they become."""
+
+_ENTRY = re.compile(r"[0-9]+\. ")
+_AS_WRITTEN = 3
+"""Columns by which our documents indent what belongs to a numbered entry."""
 
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
@@ -49,10 +54,23 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead every link to a page."""
+    """Lead every link to a page, and indent what is in lists as this Markdown wants it."""
     here = page.file.src_uri
     directory = "" if here in TOP_PAGES.values() else posixpath.join("docs", posixpath.dirname(here))
-    return _LINK.sub(lambda found: _rewritten(found, directory, posixpath.dirname(here)), markdown)
+    text = "\n".join(_indented(markdown.splitlines()))
+    return _LINK.sub(lambda found: _rewritten(found, directory, posixpath.dirname(here)), text)
+
+
+def _indented(lines: Iterable[str]) -> Iterator[str]:
+    """Indent what belongs to a numbered entry by four spaces, where it stands below the entry's text with three."""
+    is_entry, is_code, found = False, False, 0
+    for line in lines:
+        if line.startswith("```"):
+            is_code = not is_code
+        if line and not line.startswith(" "):
+            is_entry, found = not is_code and bool(_ENTRY.match(line)), 0
+        found = found or len(line) - len(line.lstrip())
+        yield f" {line}" if is_entry and found == _AS_WRITTEN and line else line
 
 
 def _rewritten(found: re.Match[str], directory: str, site_directory: str) -> str:

@@ -12,6 +12,7 @@ import importlib
 from typing import Any
 
 from warmshelf import errors
+from warmshelf._security import Tls
 from warmshelf.client import Shelf, connect
 from warmshelf.errors import WarmshelfError
 from warmshelf.layout import Layout, SegmentSpec, TensorSpec
@@ -35,8 +36,11 @@ from warmshelf.types import (
     LeaseInfo,
     LoadPhase,
     NewArtifact,
+    Node,
     Progress,
     Registered,
+    ResidencyList,
+    Resident,
     Source,
 )
 from warmshelf.watch import Watch
@@ -62,14 +66,18 @@ __all__ = [
     "LeaseInfo",
     "LoadPhase",
     "NewArtifact",
+    "Node",
     "Progress",
     "Registered",
+    "ResidencyList",
+    "Resident",
     "Rule",
     "SegmentSpec",
     "Shard",
     "Shelf",
     "Source",
     "TensorSpec",
+    "Tls",
     "WarmshelfError",
     "Watch",
     "connect",

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from warmshelf._incoming import LOAD_TIMEOUT_SECONDS
-from warmshelf.client import Shelf, connect
+from warmshelf.client import Shelf
 from warmshelf.errors import InvalidRequest, WarmshelfError
 from warmshelf.export import header_of
 from warmshelf.layout import TensorSpec
@@ -28,8 +28,6 @@ STREAM_BYTES_MAX = 4 << 30
 MADE_TENSOR_COUNT = 16
 MADE_TENSOR_BYTES = 16 << 20
 """256 MiB together: large enough to tell a rate, small enough for any arena."""
-
-_NOWHERE = os.devnull  # no directory, so that a client which is told that the arena is there streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +109,14 @@ def made_artifact(shelf: Shelf, directory: str) -> Iterator[str]:
 
 def _acquire(shelf: Shelf, artifact_id: str) -> float:
     began = time.perf_counter()
-    lease = shelf.acquire(artifact_id)
+    lease = shelf.acquire(artifact_id, timeout=LOAD_TIMEOUT_SECONDS)
     seconds = time.perf_counter() - began
     lease.release()
     return seconds
 
 
 def _stream(shelf: Shelf, artifact_id: str, round_count: int) -> list[float]:
-    with connect(shelf.address, arena=_NOWHERE, timeout=LOAD_TIMEOUT_SECONDS) as streaming:
+    with shelf._streaming() as streaming:  # noqa: SLF001 - the same daemon, by the same right
         return [_acquire(streaming, artifact_id) for _ in range(round_count)]
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import grpc
 
+from warmshelf._security import PLAIN, Security, check_owner
 from warmshelf._status import STATUS_METADATA_KEY, error_from_status
 from warmshelf._trace import trace_metadata
 from warmshelf.errors import Cancelled, DaemonUnreachable, DeadlineExceeded, InvalidRequest, WarmshelfError
@@ -26,14 +27,12 @@ from warmshelf.v1 import (
     catalog_pb2_grpc,
     lease_pb2_grpc,
     push_pb2_grpc,
+    residency_pb2_grpc,
     transfer_pb2,
     transfer_pb2_grpc,
 )
 
 ADDRESS_VARIABLE = "WARMSHELF_ADDRESS"
-DAEMON_UID_VARIABLE = "WARMSHELF_DAEMON_UID"
-"""A user besides oneself and root whose Unix socket is trusted."""
-
 SOCKET_PATH_BYTES_MAX = 107
 """Longest path of a Unix socket; the kernel's ``sun_path`` has 108 bytes with the final NUL."""
 TIMEOUT_SECONDS_MAX = 7 * 24 * 3600.0
@@ -123,25 +122,6 @@ def _unix_address(text: str) -> Address:
     return Address(text, f"unix:{quote(path)}", path)
 
 
-def _check_owner(path: str) -> None:
-    """Refuse a socket that another user may have put there; one that is not there fails by itself."""
-    try:
-        owner = os.stat(path).st_uid
-    except OSError:
-        return
-    trusted = {0, os.geteuid()}
-    named = os.environ.get(DAEMON_UID_VARIABLE, "")
-    if named.isascii() and named.isdigit():
-        trusted.add(int(named))
-    if owner not in trusted:
-        raise DaemonUnreachable(
-            f"socket {path} belongs to user {owner}, neither to this user ({os.geteuid()}) nor to root: not trusted "
-            f"({DAEMON_UID_VARIABLE}={owner} if that is the daemon's)",
-            path=path,
-            owner_number=owner,
-        )
-
-
 # --- deadlines ----------------------------------------------------------------
 
 
@@ -197,7 +177,7 @@ class Connection:
     or the clearer of two texts.
     """
 
-    def __init__(self, address: Address, tls: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(self, address: Address, security: Security = PLAIN) -> None:
         global _first_pid  # noqa: PLW0603 - a fact about the process, not about this object
         _first_pid = _first_pid or os.getpid()
         self.address = address
@@ -207,13 +187,16 @@ class Connection:
                 "locks do not live on in a child; start workers by spawn or exec, or connect only after the fork",
                 address=address.text,
             )
-        self._channel = _open_channel(address, tls)
+        self._security = security
+        self._stamp = security.stamp()
+        self._channel = _open_channel(address, security)
         self._answered = False
         self._closed = False
         self.aliases: Any = alias_pb2_grpc.AliasServiceStub(self._channel)
         self.catalog: Any = catalog_pb2_grpc.CatalogServiceStub(self._channel)
         self.lease: Any = lease_pb2_grpc.LeaseServiceStub(self._channel)
         self.transfer: Any = transfer_pb2_grpc.TransferServiceStub(self._channel)
+        self.residency: Any = residency_pb2_grpc.ResidencyServiceStub(self._channel)
         self.push: Any = push_pb2_grpc.PushServiceStub(self._channel)
         self.capabilities: Any = capabilities_pb2_grpc.CapabilitiesServiceStub(self._channel)
         self.read_segment: Any = self._channel.unary_stream(  # chunks stay bytes: see _frame.parse_frame
@@ -242,10 +225,9 @@ class Connection:
         pause, pause_max = PAUSE_SECONDS
         unreached: DaemonUnreachable | None = None
         while True:
-            if self.address.socket_path:
-                _check_owner(self.address.socket_path)  # outside the try: patience changes no owner
+            self.check_daemon()  # outside the try: patience changes no owner
             try:
-                return self.once(attempt)
+                return self._once(attempt)
             except DaemonUnreachable as error:
                 if not (deadline if self._answered else patience).pause(pause):
                     raise
@@ -258,6 +240,24 @@ class Connection:
 
     def once(self, attempt: Callable[[], _T]) -> _T:
         """Return what the attempt returns, and raise the typed error where gRPC raises its own."""
+        self.check_daemon()
+        return self._once(attempt)
+
+    def check_daemon(self) -> None:
+        """See whose the socket is before anything is sent: gRPC connects anew by itself.
+
+        Raises:
+            DaemonUnreachable: it is not trusted.
+        """
+        if self.address.socket_path:
+            check_owner(self.address.socket_path)
+
+    @property
+    def is_renewed(self) -> bool:
+        """Whether a certificate was renewed since this connection was made, which goes on with the old one."""
+        return self._stamp != self._security.stamp()
+
+    def _once(self, attempt: Callable[[], _T]) -> _T:
         try:
             result = attempt()
         except grpc.RpcError as error:
@@ -289,8 +289,6 @@ class Connection:
         self._channel.close()
 
 
-def _open_channel(address: Address, tls: grpc.ChannelCredentials | None) -> grpc.Channel:
-    options = _OPTIONS if address.socket_path else _OPTIONS + _TCP_OPTIONS
-    if tls is not None:
-        return grpc.secure_channel(address.target, tls, options=options)
-    return grpc.insecure_channel(address.target, options=options)
+def _open_channel(address: Address, security: Security) -> grpc.Channel:
+    is_unix = bool(address.socket_path)
+    return security.channel(address.target, _OPTIONS if is_unix else _OPTIONS + _TCP_OPTIONS, is_unix=is_unix)

@@ -6,11 +6,13 @@ import contextlib
 import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from warmshelf import _cli_render as render
+from warmshelf._security import Tls
 from warmshelf._wire import artifact_to_proto
 from warmshelf.client import Shelf, connect
 from warmshelf.errors import DaemonUnreachable, InvalidRequest, WarmshelfError
@@ -49,6 +51,8 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The artifact's ID.")]
 class _Settings:
     address: str | None = None
     output: render.Output | None = None
+    tls: Tls | None = None
+    token_file: Path | None = None
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,11 +69,19 @@ def _settings_of_all(
     context: typer.Context,
     address: Address = None,
     output: Output = None,
+    tls_ca: Annotated[str, typer.Option(metavar="FILE", help="Authorities that may vouch for the daemon.")] = "",
+    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="This caller's certificate.")] = "",
+    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
+    token_file: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads it at run time
+        typer.Option(metavar="FILE", help="File with this caller's token. All four as WARMSHELF_... by default."),
+    ] = None,
     version: Annotated[  # noqa: ARG001 - its callback does it
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    context.obj = _Settings(address, output)
+    tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else None
+    context.obj = _Settings(address, output, tls, token_file)
 
 
 def output_of(context: typer.Context, output: render.Output | None) -> render.Output:
@@ -79,9 +91,10 @@ def output_of(context: typer.Context, output: render.Output | None) -> render.Ou
 @contextlib.contextmanager
 def daemon(context: typer.Context, address: str | None) -> Iterator[Shelf]:
     try:
-        shelf = connect(address or context.obj.address)
+        shelf = connect(address or context.obj.address, tls=context.obj.tls, token=context.obj.token_file)
     except InvalidRequest as error:
-        raise typer.BadParameter(error.message, param_hint="--address") from error
+        hint = "--address" if "address" in error.details else None
+        raise typer.BadParameter(error.message, param_hint=hint) from error
     try:
         with shelf:
             yield shelf

@@ -11,6 +11,7 @@ from warmshelf import (
     _cli_bench,
     _cli_doctor,  # noqa: F401
     _cli_files,  # noqa: F401 - its commands are there once it is imported
+    _cli_where,
 )
 from warmshelf import _cli_render as render
 from warmshelf._cli_alias import alias_app
@@ -124,6 +125,20 @@ def watch(
     """Print changes as they happen, until it is interrupted."""
     with daemon(context, address) as shelf, contextlib.suppress(KeyboardInterrupt), shelf.watch(after) as changes:
         render.changes(changes, output_of(context, output))
+
+
+@app.command()
+def where(
+    context: typer.Context,
+    artifact_id: Annotated[
+        str, typer.Argument(metavar="[ID]", help="Only this artifact, or what this alias means.")
+    ] = "",
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Show on which nodes of the fleet artifacts are resident."""
+    with daemon(context, address) as shelf:
+        _cli_where.show(shelf.list_residency(artifact_id), output_of(context, output))
 
 
 @app.command()

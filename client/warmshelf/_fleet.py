@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timezone
 from typing import Any
 
 from warmshelf.errors import Internal
-from warmshelf.types import Alias, AliasMove, Change, ChangeKind, Sync, SyncState
-from warmshelf.v1 import alias_pb2, artifact_pb2
+from warmshelf.types import Alias, AliasMove, Change, ChangeKind, Node, Resident, Sync, SyncState
+from warmshelf.v1 import alias_pb2, artifact_pb2, residency_pb2
 
 _SYNC_NUMBERS: dict[SyncState, Any] = {
     state: artifact_pb2.SyncState.Value(f"SYNC_STATE_{state.name}") for state in SyncState
@@ -46,3 +47,35 @@ def alias_change(sequence: int, message: alias_pb2.Alias) -> Change:
     """Return what a watch told of an alias."""
     alias = alias_from_proto(message)
     return Change(sequence, ChangeKind.ALIAS, artifact_id=alias.artifact_id, alias=alias)
+
+
+def node_to_proto(node: Node) -> residency_pb2.Node:
+    """Return the wire's form."""
+    return residency_pb2.Node(node_id=node.node_id, name=node.name, zone=node.zone, address=node.address)
+
+
+def node_from_proto(message: residency_pb2.Node) -> Node:
+    """Return the node."""
+    return Node(message.node_id, message.name, message.zone, message.address)
+
+
+def resident_to_proto(resident: Resident) -> residency_pb2.Resident:
+    """Return the wire's form."""
+    return residency_pb2.Resident(
+        node_id=resident.node.node_id,
+        artifact_id=resident.artifact_id,
+        digest=resident.digest,
+        size_bytes=resident.size_bytes,
+        pinned=resident.pinned,
+        keep_resident=resident.keep_resident,
+    )
+
+
+def resident_from_proto(message: residency_pb2.Resident, nodes: Mapping[str, Node]) -> Resident:
+    """Return what is resident, given the nodes by their IDs."""
+    node = nodes.get(message.node_id)
+    if node is None:
+        raise Internal("the other side sent what is resident on a node that it did not name")
+    return Resident(
+        node, message.artifact_id, message.digest, message.size_bytes, message.pinned, message.keep_resident
+    )

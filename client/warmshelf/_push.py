@@ -122,6 +122,7 @@ def _write_missing(
 def _abandon(connection: Connection, push_id: str) -> None:
     """Let the daemon drop what it has of a push; it does so by itself in the end."""
     with contextlib.suppress(WarmshelfError, grpc.RpcError, ValueError):
+        connection.check_daemon()
         connection.push.AbandonPush(push_pb2.AbandonPushRequest(push_id=push_id), timeout=_ABANDON_SECONDS)
 
 

@@ -38,6 +38,8 @@ _REASON_BY_CODE: dict[str, type[WarmshelfError]] = {
     Code.DEADLINE_EXCEEDED.value: errors.DeadlineExceeded,
     Code.UNAVAILABLE.value: errors.DaemonUnreachable,
     Code.UNIMPLEMENTED.value: errors.NotImplementedHere,
+    Code.UNAUTHENTICATED.value: errors.Unauthenticated,
+    Code.PERMISSION_DENIED.value: errors.PermissionDenied,
 }
 """What a status means that did not come from a daemon of ours, but from gRPC or a proxy."""
 

@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,8 @@ from warmshelf import _wire
 from warmshelf._channel import Address, Connection, Deadline, default_address, parse_address
 from warmshelf._incoming import CALL_TIMEOUT_SECONDS, LOAD_TIMEOUT_SECONDS, Incoming
 from warmshelf._naming import Naming
+from warmshelf._security import Security, Tls, choose
+from warmshelf._where import Where
 from warmshelf.digest import check_digest
 from warmshelf.errors import Internal, InvalidRequest, LeaseLost, SessionLost
 from warmshelf.export import check_target, write_directory
@@ -58,7 +61,8 @@ def connect(
     *,
     arena: str | os.PathLike[str] | None = None,
     holder: str | None = None,
-    tls: grpc.ChannelCredentials | None = None,
+    tls: Tls | grpc.ChannelCredentials | None = None,
+    token: str | os.PathLike[str] | None = None,
     timeout: float = CALL_TIMEOUT_SECONDS,
 ) -> Shelf:
     """Return a Shelf for the daemon at an address. Nothing is opened before its first call.
@@ -69,38 +73,40 @@ def connect(
         arena: the daemon's arena as this process sees it; by default WARMSHELF_ARENA, else,
             over a Unix socket, what the daemon says. Over TCP nothing is mapped without it.
         holder: who leases, for people; by default host, program and process.
-        tls: for TCP.
+        tls: for TCP; by default what WARMSHELF_TLS_CA, _CERT and _KEY name, else TCP is plain. Files that are
+            renewed serve from the next call on.
+        token: who calls; a text is the token, a path is a file that has it and is read for each call. By
+            default the file of WARMSHELF_TOKEN_FILE. Never sent over plain TCP.
         timeout: seconds each call may take, unless it is given its own.
 
     Raises:
-        InvalidRequest: the address or the timeout cannot be used.
+        InvalidRequest: the address, the timeout, or what goes with them cannot be used.
     """
     Deadline(timeout)
     where = parse_address(address or default_address())
-    if tls is not None and where.socket_path:
-        raise InvalidRequest(f"address {where.text!r} is a Unix socket: no TLS there", address=where.text)
+    security = choose(tls, token, is_unix=bool(where.socket_path))
     chosen_arena = os.fspath(arena) if arena is not None else os.environ.get(ARENA_VARIABLE, "")
-    return Shelf(where, chosen_arena, holder, tls, timeout)
+    return Shelf(where, chosen_arena, holder, security, timeout)
 
 
-class Shelf(Incoming, Naming):
+class Shelf(Incoming, Naming, Where):
     """A daemon, as a program uses it. May be shared by threads; ``connect`` makes one.
 
     After a fork the child's calls are refused if its parent had called before, and work if it had not.
     ``_links`` has a link for each process that ever called, by its number: a child leaves its
     parent's alone. Only single operations of the dict, so no lock; ``_closed`` turns true once.
+    ``_older`` are links that renewed certificates replaced: each lives as long as a lease on it.
     """
 
-    def __init__(
-        self, address: Address, arena: str, holder: str | None, tls: grpc.ChannelCredentials | None, timeout: float
-    ) -> None:
+    def __init__(self, address: Address, arena: str, holder: str | None, security: Security, timeout: float) -> None:
         self.address = address.text
         self._address = address
         self._arena = arena
         self._holder = holder
-        self._tls = tls
+        self._security = security
         self._timeout = timeout
         self._links: dict[int, Link] = {}
+        self._older: weakref.WeakSet[Link] = weakref.WeakSet()
         self._closed = False
 
     # --- the catalog ---
@@ -297,9 +303,9 @@ class Shelf(Incoming, Naming):
         Views, arrays and tensors stay valid.
         """
         self._closed = True
-        link = self._links.pop(os.getpid(), None)
-        if link is not None:
-            link.close()
+        for link in (self._links.pop(os.getpid(), None), *self._older):
+            if link is not None:
+                link.close()
 
     def __enter__(self) -> Shelf:  # noqa: PYI034 - typing.Self is of Python 3.11
         return self
@@ -313,11 +319,21 @@ class Shelf(Incoming, Naming):
         if self._closed:
             raise InvalidRequest("the shelf has been closed")
         pid = os.getpid()
-        return self._links.get(pid) or self._links.setdefault(pid, self._new_link())
+        link = self._links.get(pid)
+        if link is None:
+            return self._links.setdefault(pid, self._new_link())
+        if link.connection.is_renewed:
+            self._older.add(link)
+            link = self._links[pid] = self._new_link()
+        return link
 
     def _new_link(self) -> Link:
         holder = _clean(self._holder if self._holder is not None else _default_holder())
-        return Link(Connection(self._address, self._tls), holder)
+        return Link(Connection(self._address, self._security), holder)
+
+    def _streaming(self) -> Shelf:
+        """Return another shelf of the same daemon, which maps nothing."""
+        return Shelf(self._address, os.devnull, self._holder, self._security, self._timeout)
 
     def _deadline(self, timeout: float | None = None) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)

@@ -97,6 +97,18 @@ class SourceNotAllowed(_CallerError):
     code = Code.PERMISSION_DENIED
 
 
+class Unauthenticated(_CallerError):
+    """The caller does not say who it is, or its token is nobody's."""
+
+    code = Code.UNAUTHENTICATED
+
+
+class PermissionDenied(_CallerError):
+    """The caller is known and has not the role that the call takes."""
+
+    code = Code.PERMISSION_DENIED
+
+
 class Leased(_CallerError):
     """Somebody holds a lease on the artifact."""
 

@@ -125,6 +125,10 @@ class Link:
 
     def release_later(self, session_id: str, lease_id: str) -> None:
         """Tell the daemon that a lease is not wanted, without waiting for its answer."""
+        try:
+            self.connection.check_daemon()
+        except DaemonUnreachable:  # whoever is there now is not to be told
+            return
         request = lease_pb2.ReleaseLeaseRequest(session_id=session_id, lease_id=lease_id)
         call = self.connection.lease.ReleaseLease.future(request, timeout=RELEASE_SECONDS)
         self._releasing.add(call)

@@ -102,7 +102,7 @@ def arrivals(
         call = connection.once(lambda: start(offset, first_byte + len(view) - offset))  # noqa: B023 - called at once
         error: WarmshelfError | None = None
         try:
-            for data in _chunks(call, offset, first_byte + len(view)):
+            for data in chunks(call, offset, first_byte + len(view)):
                 view[done_bytes : done_bytes + len(data)] = data
                 done_bytes += len(data)
                 yield done_bytes
@@ -157,7 +157,7 @@ def _short(done_bytes: int, total_bytes: int) -> ChunkCorrupt:
     )
 
 
-def _chunks(messages: Iterator[bytes], offset_bytes: int, end_bytes: int) -> Iterator[memoryview]:
+def chunks(messages: Iterator[bytes], offset_bytes: int, end_bytes: int) -> Iterator[memoryview]:
     """Yield the data of each message once it is proven to be the next and unharmed."""
     for message in messages:
         offset, crc, data = parse_frame(message)

@@ -240,6 +240,50 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """One daemon of a fleet.
+
+    Attributes:
+        node_id: the same for as long as the daemon keeps its place.
+        name: what its operator calls it.
+        zone: where it is; "" if nobody said.
+        address: IP:PORT at which others reach it; "" if nobody said.
+    """
+
+    node_id: str
+    name: str
+    zone: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """An artifact in the memory of a node; ``digest`` is "" while the node has not computed it."""
+
+    node: Node
+    artifact_id: str
+    digest: str
+    size_bytes: int
+    pinned: bool = False
+    keep_resident: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyList:
+    """What is resident where. A hint: what other nodes have is as they said a moment ago.
+
+    Attributes:
+        nodes: all that are there, the one that was asked first.
+        residents: node by node, and by ID.
+        partial: something is missing: the registry is not in reach, or a node has more than it tells.
+    """
+
+    nodes: tuple[Node, ...]
+    residents: tuple[Resident, ...]
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a load is; ``artifact`` is set in the last one."""
 

@@ -14,8 +14,16 @@ import grpc
 from warmshelf._volume import directory_identity
 from warmshelf.errors import InvalidConfig, SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
-from warmshelf.v1 import alias_pb2_grpc, capabilities_pb2_grpc, catalog_pb2_grpc, lease_pb2_grpc, push_pb2_grpc
+from warmshelf.v1 import (
+    alias_pb2_grpc,
+    capabilities_pb2_grpc,
+    catalog_pb2_grpc,
+    lease_pb2_grpc,
+    push_pb2_grpc,
+    residency_pb2_grpc,
+)
 from warmshelfd import __version__
+from warmshelfd.credentials import Credentials
 from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
@@ -29,15 +37,18 @@ from warmshelfd.listening import Servers, Transport
 from warmshelfd.loading import Loader
 from warmshelfd.memory.arena import Arena
 from warmshelfd.metrics import Metrics
+from warmshelfd.neighbours import NeighbourRules, Neighbours
 from warmshelfd.observing import Observing
 from warmshelfd.opening import open_spool, openers
 from warmshelfd.operating import Operating
 from warmshelfd.pools import LoadThreads, executor
 from warmshelfd.pushing import Pushing
 from warmshelfd.registry.base import Registry
-from warmshelfd.registry.open import open_registry
+from warmshelfd.registry.open import open_registry, open_residents
 from warmshelfd.residency import Residency
+from warmshelfd.residency_map import ResidencyMap
 from warmshelfd.running import log_failure
+from warmshelfd.servicers.admission import Admission
 from warmshelfd.servicers.alias import AliasServicer
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
@@ -45,11 +56,15 @@ from warmshelfd.servicers.flight import FlightBudget
 from warmshelfd.servicers.guard import Guard
 from warmshelfd.servicers.lease import LeaseServicer
 from warmshelfd.servicers.push import PushServicer
+from warmshelfd.servicers.residency import ResidencyServicer
 from warmshelfd.servicers.transfer import TransferServicer
+from warmshelfd.servicers.uploads import Uploads
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
 from warmshelfd.sources.breaker import BreakerLimits
+from warmshelfd.sources.neighbour import Patience
 from warmshelfd.sources.settings import read_secret
+from warmshelfd.this_node import advertised_address, this_node
 from warmshelfd.tracing import NO_TRACING, Tracing
 from warmshelfd.upkeep import Upkeep
 
@@ -76,7 +91,9 @@ class Daemon:
         floor_bytes = settings.adapter_floor_bytes(arena.budget_bytes)
         residency = Residency(arena, catalog, leases, executor(8, "memory"), floor_bytes, self.metrics)
         registry = _registry(settings, self.metrics)
-        loader = Loader(self._sources, residency, registry, _load_threads(settings))
+        self._residency_map = _residency_map(settings, catalog, self.metrics)
+        neighbours = _neighbours(settings, self._residency_map, self.metrics)
+        loader = Loader(self._sources, residency, registry, _load_threads(settings), neighbours)
         self._shelf = Shelf(
             catalog=catalog,
             leases=leases,
@@ -103,10 +120,11 @@ class Daemon:
         )
         self._leasing.register_unknown = self._upkeep.register_unknown
         self._pushing = Pushing(open_spool(settings), self._shelf, loader, settings.push_limits())
-        self._guard = Guard(self.metrics)
-        self._transfer = TransferServicer(
-            self._shelf, self._leasing, _flight(settings), settings.stall_seconds, self.metrics
-        )
+        self._credentials = Credentials(settings, self.metrics)
+        self._guard = Guard(self.metrics, _admission(settings, self._credentials))
+        uploads = Uploads(self._leasing, settings.uploads_max, self.metrics)
+        flight = _flight(settings)
+        self._transfer = TransferServicer(self._shelf, uploads, flight, settings.stall_seconds, self.metrics)
         self._operating = Operating(settings.http, self.metrics, self._shelf, self._upkeep, settings.stuck_seconds)
         self._hurried = False  # a second signal came
 
@@ -120,8 +138,16 @@ class Daemon:
         await self._shelf.start()
         self._fleet.start()
         await self._pushing.start()
-        servers = Servers(self._settings.listen, _transport(self._settings), [self._guard], self._add_services)
+        certificates = self._credentials.certificates
+        servers = Servers(
+            self._settings.listen,
+            _transport(self._settings),
+            [self._guard],
+            self._add_services,
+            certificates.credentials if certificates else None,
+        )
         await servers.start()
+        self._residency_map.start(advertised_address(self._settings, servers.addresses))
         self._operating.started = True
         stopped = self._on_signals()
         background = [
@@ -131,6 +157,7 @@ class Daemon:
             asyncio.create_task(self._upkeep.follow()),
             asyncio.create_task(self._shelf.residency.sweep()),
             asyncio.create_task(self._pushing.sweep()),
+            asyncio.create_task(self._credentials.follow()),
         ]
         for task in background:
             task.add_done_callback(log_failure)
@@ -143,6 +170,7 @@ class Daemon:
                 task.cancel()
             await asyncio.wait(background)
             await servers.stop(_STOP_GRACE_SECONDS)
+            await self._residency_map.close()
             await self._pushing.stop()
             await self._shelf.stop()
             self._arena.close()
@@ -159,6 +187,7 @@ class Daemon:
 
     def _on_change(self, artifact_id: str) -> None:
         self._observing.note(artifact_id)
+        self._residency_map.note()
 
     def _on_ready(self, entry: Entry) -> None:
         self._leasing.announce_ready(entry)
@@ -174,6 +203,9 @@ class Daemon:
             CapabilitiesServicer(self._capabilities(), self._observing), server
         )
         alias_pb2_grpc.add_AliasServiceServicer_to_server(AliasServicer(self._shelf.aliases), server)
+        residency_pb2_grpc.add_ResidencyServiceServicer_to_server(
+            ResidencyServicer(self._residency_map, self._shelf.aliases), server
+        )
         push_pb2_grpc.add_PushServiceServicer_to_server(
             PushServicer(self._pushing, self._settings.stall_seconds), server
         )
@@ -285,9 +317,20 @@ def _registry(settings: Settings, metrics: Metrics) -> Registry:
     )
 
 
+def _residency_map(settings: Settings, catalog: Catalog, metrics: Metrics) -> ResidencyMap:
+    credentials = partial(_registry_credentials, settings)
+    store = open_residents(settings.registry, credentials=credentials, ca_file=settings.registry_ca_file)
+    return ResidencyMap(catalog, store, this_node(settings), metrics)
+
+
 def _registry_credentials(settings: Settings) -> tuple[str, bytes]:
     """Return user and password as they are now: a changed file counts from the next connection on."""
     return settings.registry_username, read_secret(settings.registry_password) if settings.registry_password else b""
+
+
+def _admission(settings: Settings, credentials: Credentials) -> Admission:
+    has_tls = credentials.certificates is not None
+    return Admission(credentials.identities, settings.anonymous_roles, has_tls=has_tls)
 
 
 def _load_threads(settings: Settings) -> LoadThreads:
@@ -297,6 +340,13 @@ def _load_threads(settings: Settings) -> LoadThreads:
         inspections=settings.adapter_load_threads,
         reads=settings.read_threads,
     )
+
+
+def _neighbours(settings: Settings, residency_map: ResidencyMap, metrics: Metrics) -> Neighbours:
+    patience = Patience(settings.neighbour_stall_seconds, settings.neighbour_bytes_per_second_min)
+    security, name = settings.neighbour_security(), residency_map.node.name
+    rules = NeighbourRules(settings.neighbours, patience, settings.neighbour_wait_seconds, name, security)
+    return Neighbours(rules, settings.format_limits(), residency_map.holders, metrics)
 
 
 def _lease_table(settings: Settings) -> LeaseTable:

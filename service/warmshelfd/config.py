@@ -27,12 +27,14 @@ from warmshelfd.settings import Settings
 
 _PREFIX = "WARMSHELF_"
 _SQLITE = "sqlite://"
-_LISTS = frozenset({"listen", "allow_source", "preload"})
+_LISTS = frozenset({"listen", "allow_source", "preload", "neighbours", "anonymous_roles"})
 _KNOWN = frozenset(Settings.model_fields) - {"purge"}
-_ONLY_IN_FILE = frozenset({"source"})
-_NOT_OURS = frozenset({"config", "address", "daemon_uid", "failpoints"})
+_ONLY_IN_FILE = frozenset({"source", "identity"})
+_FLAGS = frozenset({"insecure"})
+_OF_CLIENTS = frozenset({"address", "daemon_uid", "tls_ca", "tls_cert", "tls_key", "token_file"})
+_NOT_OURS = frozenset({"config", "failpoints"}) | _OF_CLIENTS
 """Variables that are read elsewhere: by ``parse``, by clients, by ``failpoints``."""
-_MAY_HOLD_SECRETS = frozenset({"trace_endpoint", "registry", "registry_password", "source"})
+_MAY_HOLD_SECRETS = frozenset({"trace_endpoint", "registry", "registry_password", "source", "identity"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, li
     settings = settings.model_copy(update=places)  # what is pushed belongs to its registrations
     if "allow_source" not in given and all(listen.kind == "unix" for listen in settings.listen):
         settings = settings.model_copy(update={"allow_source": _here()})
-    return settings, warnings
+    return settings, warnings + [
+        f"plain TCP on {listen}: whoever reaches it may do what anonymous_roles says, with no identity"
+        for listen in settings.listen
+        if settings.insecure and not listen.is_local
+    ]
 
 
 def _settings(given: Mapping[str, _Given]) -> Settings:
@@ -182,15 +188,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"warmshelfd {__version__}")
     parser.add_argument("--config", metavar="FILE", help="TOML file with options and limits")
     for name, metavar in _COMMAND_LINE.items():
-        many: dict[str, Any] = {"action": "extend", "nargs": "+"} if name in _LISTS else {}
+        form: dict[str, Any] = {"metavar": metavar}
+        form |= {"action": "extend", "nargs": "+"} if name in _LISTS else {}
+        form = {"action": "store_true"} if name in _FLAGS else form
         text = Settings.model_fields[name].description or ""
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text.replace("%", "%%"), **many)
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text.replace("%", "%%"), **form)
     parser.add_argument("--purge", action="store_true", help="empty the arena and exit")
     return parser
 
 
 _COMMAND_LINE = {
     "listen": "ADDRESS",
+    "insecure": "",
+    "listen_cert_file": "FILE",
+    "listen_key_file": "FILE",
+    "listen_client_ca_file": "FILE",
+    "anonymous_roles": "ROLE",
     "http": "HOST:PORT",
     "log_format": "FORMAT",
     "arena": "DIR",
@@ -198,6 +211,10 @@ _COMMAND_LINE = {
     "adapter_floor": "SHARE",
     "pin": "POLICY",
     "registry": "URI",
+    "node_name": "NAME",
+    "node_zone": "ZONE",
+    "advertise": "IP[:PORT]",
+    "neighbours": "NETWORK",
     "spool": "PLACE",
     "declare": "FILE",
     "allow_source": "PREFIX",

@@ -81,11 +81,12 @@ class Fleet(Listener):
             return False  # its own digest is being learned, and decides
         if entry.digest and not conflict:  # somebody accepted other bytes
             known = dataclasses.replace(forgotten(to_registration(entry)), fingerprint="", digest=theirs.digest)
+            known = dataclasses.replace(known, files_digest=theirs.files_digest)
             await self._shelf.registering.take_over(entry, known)
             return True
-        return await self._pin(entry, theirs.digest)
+        return await self._pin(entry, theirs.digest, theirs.files_digest)
 
-    async def _pin(self, entry: Entry, digest: str) -> bool:
+    async def _pin(self, entry: Entry, digest: str, files_digest: str) -> bool:
         """Pin an artifact to the bytes that the fleet has; other ones that are here lose their name."""
         if entry.state is ArtifactState.READY:
             error = SourceChanged(
@@ -99,6 +100,7 @@ class Fleet(Listener):
             return False  # it ends by itself, or is decided when its digest is published
         # Nothing is known of these bytes here: the next load compares all of them.
         entry.digest, entry.segment_id, entry.fingerprint, entry.hashes_owed = digest, "", "", False
+        entry.files_digest = files_digest
         self._shelf.catalog.changed(entry)
         await self._shelf.registering.save(entry)
         return True

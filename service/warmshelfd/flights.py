@@ -150,7 +150,7 @@ class Flights:
 
     def _count(self, entry: Entry, load: Load) -> None:
         """Tell metrics and traces how a load went; in its task, which inherited the span of who began it."""
-        uri, outcome, now = entry.spec.source.uri, _outcome(load.error), time.monotonic()
+        uri, outcome, now = load.scheme or entry.spec.source.uri, _outcome(load.error), time.monotonic()
         scheme = self._metrics.scheme(uri)
         ended = EndedLoad(entry.artifact_id, entry.kind.value, scheme, outcome, load.begun, now)
         self._metrics.load_ended(entry.kind, uri, outcome, load.begun, now, self._tracing.load_ended(ended))

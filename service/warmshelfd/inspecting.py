@@ -7,6 +7,7 @@ how a segment of them will look. Blocking; called in threads.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -47,13 +48,15 @@ class Examined:
     """What an inspection found, and how the source looked meanwhile.
 
     ``small_bytes`` bounds the small files in the manifest; ``size_bytes`` is what the
-    segment will take in the arena.
+    segment will take in the arena. ``is_hearsay``: another node said so; nothing of it
+    counts before the digest of the bytes has been compared.
     """
 
     prepared: Prepared
     fingerprint: str
     small_bytes: int
     size_bytes: int = 0
+    is_hearsay: bool = False
 
     @property
     def inspected(self) -> Inspected:
@@ -154,6 +157,38 @@ def _scheme(uri: str) -> str:
     return uri.partition("://")[0].lower() if "://" in uri else "file"
 
 
+class Origin(ABC):
+    """Where the bytes of a load are taken from."""
+
+    place: str
+    """What is waited for there; see ``SourceOpener.place``."""
+
+    @abstractmethod
+    def open(self) -> OpenSource:
+        """Open it."""
+
+    @abstractmethod
+    def examine(self, opened: OpenSource, cancelled: Callable[[], bool]) -> Examined:
+        """Say what it holds."""
+
+
+class SourceOrigin(Origin):
+    """The artifact's source."""
+
+    def __init__(self, sources: Sources, source: Source) -> None:
+        self._sources = sources
+        self._source = source
+        self.place = sources.place(source)
+
+    def open(self) -> OpenSource:
+        """As the interface says."""
+        return self._sources.open(self._source)
+
+    def examine(self, opened: OpenSource, cancelled: Callable[[], bool]) -> Examined:
+        """As the interface says."""
+        return self._sources.examine(opened, cancelled)
+
+
 @dataclass(frozen=True, slots=True)
 class Outline:
     """What a segment will look like, before there is room for it."""
@@ -196,10 +231,14 @@ def check_kind(spec: ArtifactSpec, found: ArtifactKind) -> None:
         )
 
 
+def config_name(kind: ArtifactKind) -> str:
+    """Return the file whose bytes belong to the content."""
+    return "adapter_config.json" if kind is ArtifactKind.ADAPTER else "config.json"
+
+
 def config_of(kind: ArtifactKind, small_files: Mapping[str, bytes]) -> bytes:
     """Return the config that belongs to the content: of the adapter, or of the base."""
-    name = "adapter_config.json" if kind is ArtifactKind.ADAPTER else "config.json"
-    return small_files.get(name, b"")
+    return small_files.get(config_name(kind), b"")
 
 
 def read_small_files(source: OpenSource, examined: Examined) -> dict[str, bytes]:
@@ -207,3 +246,17 @@ def read_small_files(source: OpenSource, examined: Examined) -> dict[str, bytes]
     sizes = source.files()
     source.expect((name, 0, sizes[name]) for name in examined.inspected.small_files)
     return {name: source.read(name, 0, sizes[name]) for name in examined.inspected.small_files}
+
+
+def open_from(origin: Origin, opened: list[OpenSource], cancelled: Callable[[], bool]) -> OpenSource:
+    """Open a place in a thread and add it to what ``opened`` has, for whoever stops or closes it."""
+    opened.append(one := origin.open())
+    if cancelled():  # before it could be told
+        one.stop()
+    return one
+
+
+def read_threads(usual: int, source: OpenSource) -> int:
+    """Return how many reads of a source are made at once."""
+    threads = max(usual, source.parallel_reads_min)
+    return min(threads, source.parallel_reads_max or threads)

@@ -1,4 +1,4 @@
-"""The daemon's addresses: two gRPC servers, one for Unix sockets and one for TCP.
+"""The daemon's addresses: two gRPC servers, one for Unix sockets and one for TCP, with TLS or without.
 
 Two, because keepalive differs: on TCP a peer that vanished must be seen, on a
 Unix socket the kernel tells, and a paused worker keeps its leases. gRPC itself
@@ -31,6 +31,7 @@ _SERVICES = (
     "warmshelf.v1.TransferService",
     "warmshelf.v1.CapabilitiesService",
     "warmshelf.v1.AliasService",
+    "warmshelf.v1.ResidencyService",
 )
 
 _GRPC_LOGGER = "grpc._cython.cygrpc"
@@ -80,7 +81,10 @@ class Servers:
         transport: Transport,
         interceptors: Sequence[grpc.aio.ServerInterceptor],
         add_services: Callable[[grpc.aio.Server], None],
+        credentials: Callable[[], grpc.ServerCredentials] | None,
     ) -> None:
+        """``credentials`` makes what a TCP address is opened with; without it, TCP is plain."""
+        self._credentials = credentials
         logging.getLogger(_GRPC_LOGGER).addFilter(_is_news)
         self.health = health.aio.HealthServicer()
         self.addresses: list[str] = []
@@ -103,7 +107,10 @@ class Servers:
             self._locks.append(_SocketLock(listen.path))
         old = os.umask(0o177)  # the socket is its owner's alone
         try:
-            port = server.add_insecure_port(_target(listen))
+            if listen.kind == "tcp" and self._credentials is not None:
+                port = server.add_secure_port(_target(listen), self._credentials())
+            else:
+                port = server.add_insecure_port(_target(listen))
         except RuntimeError as error:
             raise _why_not(listen) from error
         finally:
@@ -173,13 +180,26 @@ def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _check_owner(directory: str, path: str) -> None:
+    """Refuse a directory whose owner may put another socket in the place of ours."""
+    owner = os.stat(directory).st_uid
+    if owner not in {0, os.geteuid()}:
+        raise InvalidConfig(
+            f"cannot listen on unix://{path}: its directory belongs to user {owner}, who could replace the socket",
+            path=path,
+            owner_number=owner,
+        )
+
+
 class _SocketLock:
     """The right to a socket's path: a lock on a file beside it, which a dead daemon cannot hold."""
 
     def __init__(self, path: str) -> None:
         self._path = path
+        directory = os.path.dirname(path)
         try:
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            _check_owner(directory, path)
             self._fd = os.open(path + ".lock", _LOCK_FLAGS, 0o600)
         except OSError as error:
             raise InvalidConfig(f"cannot listen on unix://{path}: {error.strerror}", path=path) from error

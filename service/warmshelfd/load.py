@@ -18,7 +18,8 @@ class Load:
 
     ``done_bytes`` is written by the thread that reads and only shown. ``room`` is why
     it waits for room, while it does. ``priority`` is the highest of those who want it.
-    ``begun`` says when each phase began, by the monotonic clock.
+    ``begun`` says when each phase began, by the monotonic clock. ``scheme`` is where the bytes are taken
+    from, if that is not the artifact's source.
     """
 
     artifact_id: str
@@ -30,7 +31,14 @@ class Load:
     waiters: Waiters = field(default_factory=Waiters)
     task: asyncio.Task[None] | None = None
     error: Exception | None = None
+    scheme: str = ""
     begun: list[tuple[LoadPhase, float]] = field(default_factory=lambda: [(LoadPhase.INSPECT, time.monotonic())])
+
+    def begin_again(self) -> None:
+        """Begin from the source, after a neighbour turned out to be of no use."""
+        self.scheme = ""
+        self.room = None
+        self.enter(LoadPhase.INSPECT)
 
     def enter(self, phase: LoadPhase, total_bytes: int = 0) -> None:
         """Begin a phase."""

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from typing import TypeVar
 
-from warmshelf._wire import KIND_NUMBERS
 from warmshelf.errors import SourceChanged, SourceChangedDuringLoad, SourceNotFound, SourceUnavailable
 from warmshelf.types import ArtifactKind, LoadPhase, Source
-from warmshelf.v1 import manifest_pb2
-from warmshelfd import __version__, failpoints
+from warmshelfd import failpoints
 from warmshelfd.decrypting import plain_reads
 from warmshelfd.digesting import (
     Cancelled,
@@ -35,20 +32,45 @@ from warmshelfd.digesting import (
     source_digest,
 )
 from warmshelfd.doubting import check_pinned, is_doubtful, reserve_unless
-from warmshelfd.formats.base import Check
-from warmshelfd.inspecting import Examined, Outline, Sources, check_kind, config_of, outline_segment, read_small_files
+from warmshelfd.inspecting import (
+    Examined,
+    Origin,
+    Outline,
+    SourceOrigin,
+    Sources,
+    check_kind,
+    config_of,
+    open_from,
+    outline_segment,
+    read_small_files,
+    read_threads,
+)
 from warmshelfd.load import Load
 from warmshelfd.memory.books import Reservation
 from warmshelfd.memory.segment import Segment, SegmentWriter
+from warmshelfd.metrics import NEIGHBOUR
+from warmshelfd.neighbours import Neighbours
 from warmshelfd.pools import LoadThreads, Pools
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.residency import Residency
 from warmshelfd.running import run_stoppable, run_to_the_end
+from warmshelfd.sealing import files_digest, manifest_of
 from warmshelfd.sources.base import OpenSource
 
 T = TypeVar("T")
 
 Complete = Callable[[Registration, Examined], Awaitable[Registration]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """What ``run`` was asked for."""
+
+    known: Registration
+    load: Load
+    reserved: Callable[[], None]
+    complete: Complete
+    as_asked: Callable[[Registration], Registration]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +107,19 @@ class Loaded:
 class Loader:
     """Carries out loads."""
 
-    def __init__(self, sources: Sources, residency: Residency, registry: Registry, threads: LoadThreads) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        residency: Residency,
+        registry: Registry,
+        threads: LoadThreads,
+        neighbours: Neighbours,
+    ) -> None:
         self._sources = sources
         self._residency = residency
         self._arena = residency.arena
         self._registry = registry
+        self._neighbours = neighbours
         self._read_threads = threads.reads
         self._pools = Pools(threads)
 
@@ -143,28 +173,39 @@ class Loader:
         ``as_asked`` adds what callers asked for since the load began. ``reserved`` is
         called once space is promised. On every way out but success the space, the file
         and the source are given back. Content that is resident already, under whatever
-        ID, is shared and not kept twice.
+        ID, is shared and not kept twice. What a neighbour has is taken from there, if that works.
         """
         failpoints.hit("load.started")
+        wishes = _Wishes(known, load, reserved, complete, as_asked)
+        is_here = bool(self._residency.find_content(known.digest, known.kind))
+        async for neighbour in self._neighbours.offers(known, is_wanted=not is_here):
+            load.scheme = NEIGHBOUR
+            loaded = await neighbour.taken(self._load_from(neighbour.origin, wishes))
+            if loaded is not None:
+                return loaded
+            load.begin_again()
+        return await self._load_from(SourceOrigin(self._sources, known.spec.source), wishes)
+
+    async def _load_from(self, origin: Origin, wishes: _Wishes) -> Loaded:
+        known, load = wishes.known, wishes.load
         opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
-        place = self._sources.place(known.spec.source)
 
         def begin(cancelled: Cancelled) -> tuple[Examined, Outline]:
-            examined = self._sources.examine(self._open(known.spec.source, opened, cancelled), cancelled)
+            examined = origin.examine(open_from(origin, opened, cancelled), cancelled)
             return examined, outline_segment(self._arena, examined)
 
         try:
-            examined, outline = await self._stoppable(place, opened, begin)
+            examined, outline = await self._stoppable(origin.place, opened, begin)
             check_kind(known.spec, examined.inspected.kind)
             is_new = known.inspection is None or known.fingerprint != examined.fingerprint
-            found = await complete(known, examined) if is_new else known
-            job = _Job(known, place, opened[0], examined, found, as_asked)
+            found = await wishes.complete(known, examined) if is_new else known
+            job = _Job(known, origin.place, opened[0], examined, found, wishes.as_asked)
             must_hash = _must_hash(job)
             if known.digest and known.fingerprint == examined.fingerprint:
                 shared = await self._share(job, known.digest)
                 if shared is not None:
                     return shared
-            writer = await self._create(job, load, outline, reserved)
+            writer = await self._create(job, load, outline, wishes.reserved)
             try:
                 return await self._fill_and_seal(job, load, writer, must_hash)
             finally:
@@ -177,7 +218,7 @@ class Loader:
     async def _create(self, job: _Job, load: Load, outline: Outline, reserved: Callable[[], None]) -> SegmentWriter:
         load.enter(LoadPhase.RESERVE, outline.size_bytes)
         reserve = partial(self._residency.reserve, outline.size_bytes, job.kind, lambda: load.priority)
-        is_odd = is_doubtful(job.known, job.examined.fingerprint)
+        is_odd = not job.examined.is_hearsay and is_doubtful(job.known, job.examined.fingerprint)
         settle = partial(self._check_still_the_same, job.known) if is_odd else None
         reservation = await reserve_unless(reserve, load.wait_for_room, settle, Reservation.release)
         try:
@@ -211,10 +252,11 @@ class Loader:
             return shared
         load.enter(LoadPhase.SEAL)
         owed = () if must_hash else job.examined.inspected.checks
-        manifest = _manifest(job.examined, small, digest, owed)
+        manifest = manifest_of(job.examined, small, digest, owed)
         registration = _registration(
             job, digest, writer.segment_id, writer.size_bytes, hashes_owed=bool(manifest.hashes)
         )
+        registration = dataclasses.replace(registration, files_digest=files_digest(job.kind, small))
         sealing = self._run(job, lambda _: writer.finish(manifest.SerializeToString()))
         # Both end before the name, so that a file with a name is always known, and before anything is given back.
         for error in await asyncio.gather(self._registry.put(registration), sealing, return_exceptions=True):
@@ -250,7 +292,7 @@ class Loader:
             reads.read_into(names[file_index], offset, view)
 
         small = read_small_files(job.source, job.examined)
-        threads = _read_threads(self._read_threads, job.source)
+        threads = read_threads(self._read_threads, job.source)
         gap_bytes, hot = job.source.gap_bytes, hashes.take if hashes else None
         writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes, hot=hot)
         return small
@@ -287,16 +329,11 @@ class Loader:
         opened: list[OpenSource] = []
 
         def run(cancelled: Cancelled) -> T:
-            with self._open(source, opened, cancelled) as one:
+            with open_from(origin, opened, cancelled) as one:
                 return function(one, cancelled)
 
-        return await self._stoppable(self._sources.place(source), opened, run)
-
-    def _open(self, source: Source, opened: list[OpenSource], cancelled: Cancelled) -> OpenSource:
-        opened.append(one := self._sources.open(source))
-        if cancelled():  # before it could be told
-            one.stop()
-        return one
+        origin = SourceOrigin(self._sources, source)
+        return await self._stoppable(origin.place, opened, run)
 
     async def _stoppable(self, place: str, opened: list[OpenSource], function: Callable[[Cancelled], T]) -> T:
         """Run what opens a source; a stop ends what it waits for there."""
@@ -315,12 +352,6 @@ class Loader:
 # --- parts ------------------------------------------------------------------
 
 
-def _read_threads(usual: int, source: OpenSource) -> int:
-    """Return how many reads of a source are made at once."""
-    threads = max(usual, source.parallel_reads_min)
-    return min(threads, source.parallel_reads_max or threads)
-
-
 def _must_hash(job: _Job) -> bool:
     """Say whether the digest must be known before sealing.
 
@@ -335,8 +366,9 @@ def _must_hash(job: _Job) -> bool:
             "nothing tells whether its bytes are the same; replace it, or register it with its digest, to accept them",
             artifact_id=known.artifact_id,
         )
-    pinned_unseen = bool(known.digest) and not known.segment_id  # by another node, or a push
-    return changed or bool(expected) or pinned_unseen or job.kind is ArtifactKind.ADAPTER
+    # By another node, or a push; or what was here came from another node.
+    pinned_unseen = bool(known.digest) and not (known.segment_id and known.fingerprint)
+    return job.examined.is_hearsay or changed or bool(expected) or pinned_unseen or job.kind is ArtifactKind.ADAPTER
 
 
 def _expect_file(job: _Job, cancelled: Cancelled) -> None:
@@ -359,20 +391,3 @@ def _registration(job: _Job, digest: str, segment_id: str, size_bytes: int, *, h
         hashes_owed=hashes_owed,
     )
     return job.as_asked(registration)
-
-
-def _manifest(
-    examined: Examined, small: Mapping[str, bytes], digest: str, owed: Iterable[Check]
-) -> manifest_pb2.Manifest:
-    manifest = manifest_pb2.Manifest(
-        kind=KIND_NUMBERS[examined.inspected.kind],
-        fingerprint=examined.fingerprint,
-        digest=digest,
-        format_name=examined.inspected.format_name,
-        file_names=examined.inspected.file_names,
-        small_files=[manifest_pb2.SmallFile(name=name, data=data) for name, data in sorted(small.items())],
-        daemon_version=__version__,
-        hashes=[manifest_pb2.TensorHash(name=one.name, prefix=one.prefix, sha256=one.sha256) for one in owed],
-    )
-    manifest.seal_time.FromDatetime(datetime.now(timezone.utc))
-    return manifest

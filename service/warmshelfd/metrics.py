@@ -31,10 +31,14 @@ from prometheus_client.exposition import choose_encoder
 from warmshelf.errors import ArenaFull, Code, FormatTooNew, LargerThanArena, PinningFailed, SegmentCorrupt
 from warmshelf.mapping import FALLBACK_REASONS
 from warmshelf.types import ArtifactKind, ArtifactState, LoadPhase
+from warmshelfd.stock import Stock
 
 Outcome: TypeAlias = Literal["ok", "failed", "cancelled"]
 EvictReason: TypeAlias = Literal["placement", "explicit", "replaced", "removed", "withdrawn", "duplicate"]
 Values: TypeAlias = "tuple[str, ...]"
+
+NEIGHBOUR = "neighbour"
+"""Stands for the scheme where a load takes its bytes from another node."""
 
 OTHER = "other"
 """Stands for every label value that is not on its list."""
@@ -200,6 +204,28 @@ FLEET_DEGRADED = Spec(
     Gauge, "warmshelf_fleet_degraded", "1 while a shared registry is not in reach; 0 with one of this node alone."
 )
 
+RESIDENCY = Spec(
+    Gauge,
+    "warmshelf_residency_artifacts",
+    "Resident artifacts that this node last told other nodes of, and those that were too many to tell of.",
+    {"told": ("yes", "no")},
+)
+RESIDENCY_NODES = Spec(Gauge, "warmshelf_residency_nodes", "Nodes, this one too, when somebody last asked for them.")
+
+NEIGHBOUR_LOADS = Spec(
+    Counter,
+    "warmshelf_neighbour_loads_total",
+    "Loads that were to be taken from another node, by how that went: ok, or it was busy, had it no longer (gone), was "
+    "dead, slow, sent something else (lied), is at an address that is not allowed, or this node failed.",
+    {"outcome": ("ok", "busy", "gone", "dead", "slow", "lied", "not_allowed", "failed")},
+)
+NEIGHBOUR_UPLOADS = Spec(
+    Counter,
+    "warmshelf_neighbour_uploads_total",
+    "Loads of other nodes from this one, by whether they were begun or refused because there were too many.",
+    {"outcome": ("begun", "refused")},
+)
+
 # --- the process ------------------------------------------------------------
 
 BUILD_INFO = Spec(Info, "warmshelf_build_info", "The daemon's version and that of Python. Always 1.")
@@ -211,29 +237,14 @@ HEARTBEAT_AGE = Spec(
 LOG_LINES_LOST = Spec(
     Counter, "warmshelf_log_lines_lost_total", "Log lines dropped because nobody took them from standard error."
 )
+CREDENTIALS_REFUSED = Spec(
+    Counter,
+    "warmshelf_credentials_refused_total",
+    "New certificates, keys, authorities and tokens that could not be used; the log says why.",
+)
 
 SPECS = tuple(spec for spec in globals().values() if isinstance(spec, Spec))
 """Every metric of ours. Beside them stand the usual ``process_*``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stock:
-    """What the daemon holds at one moment: the values of its gauges."""
-
-    artifacts: Mapping[ArtifactState, int]
-    segments: Mapping[ArtifactKind, int]
-    held_bytes: int
-    idle_bytes: int
-    reserved_bytes: int
-    unnamed_bytes: int
-    free_bytes: int
-    unpinned_bytes: int
-    sessions: int
-    leases: int
-    loads_running: int
-    loads_waiting: int
-    callers_waiting: int
-    fleet_up: bool
 
 
 class Metrics:
@@ -242,7 +253,7 @@ class Metrics:
     def __init__(self, schemes: Collection[str] = ()) -> None:
         """``schemes`` are those of the sources that the daemon can open."""
         _set_up_library()
-        self._schemes = frozenset(schemes)
+        self._schemes = frozenset(schemes) | {NEIGHBOUR}
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._made = {spec.name: spec.make(self._registry) for spec in SPECS}
@@ -338,9 +349,31 @@ class Metrics:
         """Count something that went wrong with a shared registry."""
         self._of(FLEET_FAILURES, reason).inc()
 
+    def residency_told(self, told_count: int, left_out_count: int) -> None:
+        """Note what this node told other nodes of what it has resident."""
+        self._of(RESIDENCY, "yes").set(told_count)
+        self._of(RESIDENCY, "no").set(left_out_count)
+
+    def residency_seen(self, node_count: int, bad_count: int) -> None:
+        """Note how many nodes there are, and count what was no word of any."""
+        self._of(RESIDENCY_NODES).set(node_count)
+        self._of(FLEET_FAILURES, "bad_record").inc(bad_count)
+
+    def neighbour(self, outcome: str, count: int = 1) -> None:
+        """Count how taking a load from another node went."""
+        self._of(NEIGHBOUR_LOADS, outcome).inc(count)
+
+    def upload(self, outcome: str) -> None:
+        """Count a load of another node from this one."""
+        self._of(NEIGHBOUR_UPLOADS, outcome).inc()
+
     def line_lost(self) -> None:
         """Count a log line that could not be written."""
         self._of(LOG_LINES_LOST).inc()
+
+    def credentials_refused(self) -> None:
+        """Count new credentials that could not be used."""
+        self._of(CREDENTIALS_REFUSED).inc()
 
     # --- what there is ------------------------------------------------------
 

@@ -17,10 +17,10 @@ from warmshelfd.digesting import Cancelled, content_digest
 from warmshelfd.domain.changes import Changes
 from warmshelfd.inspecting import config_of
 from warmshelfd.memory.segment import Segment
-from warmshelfd.metrics import Stock
 from warmshelfd.records import to_artifact
 from warmshelfd.running import run_stoppable
 from warmshelfd.shelf import Shelf
+from warmshelfd.stock import Stock
 
 _CHECK_THREADS = 2
 _ALIAS = "@"  # before the name of an alias among the IDs that changed; no ID begins so

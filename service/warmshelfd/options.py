@@ -12,7 +12,7 @@ import math
 import os
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from warmshelf._sizes import parse_size
 
@@ -24,6 +24,9 @@ _PERCENT_MAX = 100
 _PORT_MAX = 65535
 _COUNT = re.compile(r"[0-9]{1,19}")
 _PERCENT = re.compile(r"([0-9]{1,3})\s*%")
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_ADVERTISED = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9.]+)(?::([0-9]{1,5}))?")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -51,10 +54,56 @@ class Listen:
     host: str = ""
     port: int = 0
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it. A name is taken for what it says: only ``localhost`` is."""
+        try:
+            return self.kind == "unix" or self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
     def __str__(self) -> str:
         if self.kind == "unix":
             return f"unix://{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """Where others reach this node: an IP address, and a port or 0 for the one that is listened on."""
+
+    ip: str
+    port: int = 0
+
+    def at(self, port: int) -> str:
+        """Return ``IP:PORT``, given the port that is listened on."""
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"{host}:{self.port or port}"
+
+
+def parse_advertised(value: object) -> Advertised:
+    """Return the address that ``IP``, ``IP:PORT``, ``[IPv6]`` or ``[IPv6]:PORT`` means."""
+    if isinstance(value, Advertised):
+        return value
+    match = _ADVERTISED.fullmatch(value) if isinstance(value, str) else None
+    try:
+        if match is not None and int(match[2] or 1) in range(1, _PORT_MAX + 1):
+            ip = ipaddress.ip_address(match[1].strip("[]"))
+            if not ip.is_unspecified and (ip.version == 6) == match[1].startswith("["):  # noqa: PLR2004
+                return Advertised(str(ip), int(match[2] or 0))
+    except ValueError:
+        pass
+    raise ValueError("it must be an IP address that others can connect to, or IP:PORT; IPv6 in brackets")
+
+
+def parse_network(value: object) -> Network:
+    """Return the network that ``10.0.0.0/8`` or a single address means."""
+    if isinstance(value, (ipaddress.IPv4Network, ipaddress.IPv6Network)):
+        return value
+    try:
+        return ipaddress.ip_network(str(value))
+    except ValueError:
+        raise ValueError("a network is an address with the length of its prefix, as in 10.0.0.0/8") from None
 
 
 def parse_share(value: object) -> Share:

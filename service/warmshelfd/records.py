@@ -23,6 +23,7 @@ _REMEMBERED = (
     "segment_id",
     "size_bytes",
     "hashes_owed",
+    "files_digest",
 )
 
 
@@ -74,7 +75,7 @@ def judged(artifact: Artifact) -> Artifact:
 
 def forgotten(known: Registration) -> Registration:
     """Return the registration with nothing of its present bytes."""
-    return dataclasses.replace(known, digest="", segment_id="", size_bytes=0, hashes_owed=False)
+    return dataclasses.replace(known, digest="", segment_id="", size_bytes=0, hashes_owed=False, files_digest="")
 
 
 def merged(now: Registration, known: Registration, wanted: Registration) -> Registration:

@@ -232,6 +232,10 @@ class Registering:
                 await self._replace(entry, await self._complete(forgotten(wanted), examined))
                 return
             wanted = await self._complete(wanted, examined)
+            if (
+                known.segment_id and not known.fingerprint
+            ):  # another node's bytes: this source was not compared with them
+                wanted = dataclasses.replace(wanted, fingerprint="")
         now = to_registration(entry)
         better = merged(now, known, wanted)
         if self._is_known(entry) and (better != now or entry.artifact_id in self._unsaved):

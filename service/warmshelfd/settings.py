@@ -17,16 +17,32 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from warmshelf._security import PLAIN, Security, Tls
 from warmshelf._sizes import parse_size
 from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
 from warmshelf.redis_uri import parse_store
 from warmshelf.types import check_id
+from warmshelfd.certificates import CertificateFiles
+from warmshelfd.domain.roles import Role
 from warmshelfd.formats.base import FormatLimits
+from warmshelfd.identities import IdentitySettings
 from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
-from warmshelfd.options import Listen, Share, parse_count, parse_listen, parse_seconds, parse_share
+from warmshelfd.options import (
+    Advertised,
+    Listen,
+    Network,
+    Share,
+    parse_advertised,
+    parse_count,
+    parse_listen,
+    parse_network,
+    parse_seconds,
+    parse_share,
+)
 from warmshelfd.pushes import PushLimits
 from warmshelfd.registry.open import check_registry
+from warmshelfd.registry.residents import check_name
 from warmshelfd.sources.breaker import BreakerLimits
 from warmshelfd.sources.file_uri import parse_path
 from warmshelfd.sources.limits import TimeLimits
@@ -128,6 +144,22 @@ class Settings(BaseSettings):
 
     listen: Annotated[tuple[Address, ...], Field(min_length=1)]
     """`unix:///PATH` or `HOST:PORT`. Default: `api.sock` in `$XDG_RUNTIME_DIR/warmshelf` or `/tmp/warmshelf-$UID`."""
+    insecure: bool = False
+    """Lets TCP be plain beyond loopback: whoever reaches the address has the `anonymous_roles`. Off by default."""
+    listen_cert_file: str | None = None
+    """PEM file of the daemon's certificate and its chain. With it, TCP is TLS, all of it. Default: none."""
+    listen_key_file: str | None = None
+    """PEM file of its key."""
+    listen_client_ca_file: str | None = None
+    """PEM file of authorities: every TCP caller shows a certificate of one of them. Default: none, tokens decide."""
+    anonymous_roles: tuple[Role, ...] = (Role.OPERATOR,)
+    """What callers may do that have no identity: at Unix sockets, whose mode decides who comes, and over plain TCP.
+    Any of `reader`, `registrar`, `operator`. Default: `operator`, which is everything."""
+    identity: tuple[IdentitySettings, ...] = ()
+    """Who callers are; tables `[[identity]]`, only in the file."""
+    credentials_seconds: Seconds = 2.0
+    """How often certificates, keys and tokens are read again. A new token counts by then, a certificate at the
+    look after."""
     arena: Annotated[str, AfterValidator(check_directory)]
     """Directory of the segments, on a memory file system. Default: `/dev/shm/warmshelf-$UID`."""
     budget: Size | None = None
@@ -148,6 +180,17 @@ class Settings(BaseSettings):
     """Password at a registry in Redis, as `env:NAME` or `file:/PATH`. Default: none."""
     registry_ca_file: str | None = None
     """PEM file of the authorities that are trusted for a registry in Redis over TLS. Default: the system's."""
+    node_name: Annotated[str, AfterValidator(check_name)] | None = None
+    """What other nodes and routers are told that this node is called. Default: the host's name."""
+    node_zone: Annotated[str, AfterValidator(check_name)] | None = None
+    """Where they are told that it is, such as a rack or a zone. Default: nothing."""
+    advertise: Annotated[Advertised, BeforeValidator(parse_advertised)] | None = None
+    """`IP` or `IP:PORT` at which they are told to reach it; without a port, that of the first TCP
+    address listened on which has this IP, or every one. Default: nothing."""
+    neighbours: tuple[Annotated[Network, BeforeValidator(parse_network)], ...] = ()
+    """Networks of other nodes, such as `10.0.0.0/8`, that loads may take bytes from which are pinned. Default: none."""
+    neighbour_server_name: str = ""
+    """Name that the certificates of other nodes must have, where TCP is TLS. Default: their address."""
     spool: Annotated[str, AfterValidator(_check_spool)] = ""
     """What keeps what clients push: a directory, or a place that all nodes reach, such as `s3://bucket/pushed` or
     `redis://HOST:PORT/DB/pushed`. Default: a directory beside the registry's file, such as `registry.spool`."""
@@ -249,6 +292,18 @@ class Settings(BaseSettings):
     """Memory of the daemon beside the arena: chunks under way, headers being read, the catalog.
     With the budget it must fit into the cgroup's limit."""
 
+    # --- limits: neighbours -------------------------------------------------
+
+    uploads_max: Count = 4
+    """Loads of other nodes from this one at once: more would each be slower, and those refused find one that has it
+    by then."""
+    neighbour_stall_seconds: Seconds = 3.0
+    """How long another node may take to be connected to and to answer, beside what its bytes take."""
+    neighbour_bytes_per_second_min: Size = 1 << 20
+    """What each of the four reads of a load from another node must bring on average, or the source is taken."""
+    neighbour_wait_seconds: Seconds = 5.0
+    """How long a load waits for a node that is not busy, before it takes the source."""
+
     # --- limits: pushes -----------------------------------------------------
 
     spool_bytes_max: Size | None = None
@@ -314,6 +369,46 @@ class Settings(BaseSettings):
         if len(set(self.listen)) < len(self.listen):
             raise ValueError("listen has an address twice")
         return self
+
+    @model_validator(mode="after")
+    def _check_transport(self) -> Settings:
+        files = (self.listen_cert_file, self.listen_key_file)
+        if any(files) and not all(files):
+            raise ValueError("listen_cert_file and listen_key_file go together")
+        if not all(files):
+            self._check_plain()
+            return self
+        if self.insecure:
+            raise ValueError("insecure is for plain TCP; with listen_cert_file, TCP is TLS")
+        if self.neighbours and not self.listen_client_ca_file:
+            raise ValueError("over TLS, nodes know each other by certificates: neighbours take listen_client_ca_file")
+        kinds = ("subject", "token") if self.listen_client_ca_file else ("token",)
+        if not any(getattr(row, kind) is not None for row in self.identity for kind in kinds):
+            raise ValueError(f"nobody could call over TLS: there is no [[identity]] with a {' or a '.join(kinds)}")
+        return self
+
+    def _check_plain(self) -> None:
+        far = [str(listen) for listen in self.listen if not listen.is_local]
+        if far and not self.insecure:
+            raise ValueError(
+                f"{far[0]} is not loopback, and plain TCP there gives everybody who reaches it what anonymous_roles "
+                "says: set listen_cert_file and listen_key_file, or --insecure"
+            )
+        if self.listen_client_ca_file:
+            raise ValueError("listen_client_ca_file asks callers for certificates, which takes listen_cert_file")
+
+    def neighbour_security(self) -> Security:
+        """Return how other nodes are known and this one to them: as callers are to this one; plain if TCP is."""
+        if self.listen_cert_file is None or self.listen_key_file is None:
+            return PLAIN
+        ca = self.listen_client_ca_file or ""
+        return Security(Tls(ca, self.listen_cert_file, self.listen_key_file, self.neighbour_server_name))
+
+    def certificate_files(self) -> CertificateFiles | None:
+        """Return what TCP is opened with; None for plain TCP."""
+        if self.listen_cert_file is None or self.listen_key_file is None:
+            return None
+        return CertificateFiles(self.listen_cert_file, self.listen_key_file, self.listen_client_ca_file or "")
 
     def adapter_floor_bytes(self, budget_bytes: int) -> int:
         """Return what bases must leave to adapters in an arena of this budget."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import grpc
 import pytest
 
 import warmshelf
+from kit.segments import SegmentFile
 from kit.standin import StandIn
 from warmshelf import _channel
 from warmshelf._channel import Connection, Deadline, default_address, parse_address
@@ -191,6 +193,46 @@ def test_a_socket_of_another_user_is_not_trusted_unless_named(
         assert time.monotonic() - start < 2  # not retried: patience does not change an owner
         monkeypatch.setenv("WARMSHELF_DAEMON_UID", "12345")
         assert shelf.list() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a directory to another user")
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_socket_in_another_users_directory_is_not_trusted_either(
+    tmp_path: Path, linked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N15. Whoever has the directory can put another socket there, also between two calls."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    stand_in = StandIn(f"unix:{directory}/api.sock").start()
+    address = directory / "api.sock"
+    if linked:
+        address = tmp_path / "link.sock"
+        address.symlink_to(directory / "api.sock")
+    with warmshelf.connect(f"unix://{address}") as shelf:
+        assert shelf.list() == []
+        os.chown(directory, 12345, 12345)
+        with pytest.raises(DaemonUnreachable, match=r"directory.*12345"):
+            shelf.list()
+        monkeypatch.setenv("WARMSHELF_DAEMON_UID", "12345")
+        assert shelf.list() == []
+    stand_in.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a socket to another user")
+def test_nothing_is_sent_to_a_socket_that_changed_its_owner_meanwhile(
+    stand_in: StandIn, tmp_path: Path, segment: SegmentFile, put: Callable[[SegmentFile], SegmentFile]
+) -> None:
+    """N15: not on a connection that is open, which gRPC would open anew, nor when a lease is given back."""
+    stand_in.add("org/a", put(segment))
+    with warmshelf.connect(stand_in.address, timeout=20) as shelf:
+        lease = shelf.acquire("org/a")
+        os.chown(tmp_path / "api.sock", 12345, 12345)
+        with pytest.raises(DaemonUnreachable, match="12345"):
+            shelf.acquire("org/a")
+        lease.release()
+        assert stand_in.leases
+        os.chown(tmp_path / "api.sock", 0, 0)
+        assert shelf.list()
 
 
 def test_after_an_import_of_warmshelf_nothing_heavy_is_loaded() -> None:

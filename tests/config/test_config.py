@@ -112,8 +112,10 @@ def test_a_list_replaces_that_of_a_lower_source_as_a_whole(file: Path) -> None:
 
 
 def test_options_may_be_repeated_or_take_several_values() -> None:
-    settings = told("--listen", "unix:///a", "--listen", "h:1", "h:2", "--allow-source", "/a", "file:///b")
-    assert [str(listen) for listen in settings.listen] == ["unix:///a", "h:1", "h:2"]
+    settings = told(
+        "--listen", "unix:///a", "--listen", "localhost:1", "localhost:2", "--allow-source", "/a", "file:///b"
+    )
+    assert [str(listen) for listen in settings.listen] == ["unix:///a", "localhost:1", "localhost:2"]
     assert settings.allow_source == ("/a", "file:///b")
 
 
@@ -129,13 +131,14 @@ def test_a_list_in_the_file_may_be_a_single_text_and_keys_may_have_hyphens(file:
 
 
 def test_every_setting_but_purge_can_be_given_in_the_environment_and_in_the_file(file: Path) -> None:
-    special = {"listen": "h:1", "arena": "/x", "pin": "off", "registry": "sqlite:///x", "allow_source": "/x"}
-    special |= {"http": "h:2", "log_format": "text", "registry_copy": "/x", "registry_password": "env:X"}
+    special = {"listen": "localhost:1", "arena": "/x", "pin": "off", "registry": "sqlite:///x", "allow_source": "/x"}
+    special |= {"http": "localhost:2", "log_format": "text", "registry_copy": "/x", "registry_password": "env:X"}
+    special |= {"anonymous_roles": "reader", "insecure": "true"}
+    special |= {"advertise": "10.0.0.1", "neighbours": "10.0.0.0/8"}
     sizes = {"chunk_bytes": "128KiB", "small_chunk_bytes": "64KiB", "flight_bytes_max": "1GiB", "adapter_floor": "3%"}
     sizes |= {"message_bytes_max": "64KiB"}
-    values = {
-        name: (special | sizes).get(name, "77") for name in Settings.model_fields if name not in ("purge", "source")
-    }
+    elsewhere = {"purge", "source", "identity", "listen_cert_file", "listen_key_file", "listen_client_ca_file"}
+    values = {name: (special | sizes).get(name, "77") for name in Settings.model_fields if name not in elsewhere}
     file.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()))
     by_file = told("--config", str(file))
     by_environment = told(**{f"WARMSHELF_{name.upper()}": value for name, value in values.items()})
@@ -192,7 +195,7 @@ def test_settings_do_not_change() -> None:
         (["--adapter-floor", "120%"], ["--adapter-floor", "120%", "at most 100%"]),
         (["--pin", "always"], ["--pin", "always", "'prefer', 'require' or 'off'"]),
         (["--listen", "unix:///a", "--listen", "nowhere"], ["--listen", "nowhere", "HOST:PORT"]),
-        (["--listen", "h:1", "h:1"], ["address twice"]),
+        (["--listen", "localhost:1", "localhost:1"], ["address twice"]),
         (["--listen", "unix:///" + "x" * 107], ["108 bytes, at most 107"]),
         (["--allow-source", "models"], ["--allow-source", "models", "absolute path"]),
         (["--arena", ""], ["--arena", "directory"]),

@@ -10,8 +10,10 @@ from warmshelf._sizes import parse_size
 from warmshelfd.options import (
     Listen,
     Share,
+    parse_advertised,
     parse_count,
     parse_listen,
+    parse_network,
     parse_seconds,
     parse_share,
 )
@@ -156,3 +158,33 @@ def test_a_socket_path_may_have_as_many_bytes_as_the_kernel_takes_and_no_more() 
         parse_listen(f"unix://{longest}x")
     with pytest.raises(ValueError, match="has 109 bytes"):
         parse_listen("unix:///" + "ä" * 54)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("10.0.0.1", "10.0.0.1:50051"),
+        ("10.0.0.1:80", "10.0.0.1:80"),
+        ("[FD00::0:1]", "[fd00::1]:50051"),
+        ("[::1]:7", "[::1]:7"),
+    ],
+)
+def test_what_others_are_told_is_an_ip_and_the_port_that_is_listened_on_unless_another_is_said(
+    text: str, address: str
+) -> None:
+    assert parse_advertised(text).at(50051) == address
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "0.0.0.0", "::1", "[::]", "[10.0.0.1]", "example.org", "10.0.0.1:0", "10.0.0.1:99999", "10.0.0", 7]
+)
+def test_where_nobody_can_connect_to_is_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="IP address that others can connect to"):
+        parse_advertised(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", "10.0.0.1/8", "10.0.0.0/33", "example.org", "10.0.0.0/8,fd00::/8"])
+def test_a_network_has_its_prefix_and_nothing_behind_it(wrong: str) -> None:
+    assert parse_network("10.0.0.0/8").num_addresses == 1 << 24
+    with pytest.raises(ValueError, match=r"as in 10\.0\.0\.0/8"):
+        parse_network(wrong)

@@ -32,7 +32,7 @@ def _public() -> set[str]:
 
 
 def test_only_what_rests_on_others_is_inherited_by_a_fake() -> None:
-    assert _public() - vars(FakeShelf).keys() == {"watch", "export"}
+    assert _public() - vars(FakeShelf).keys() == {"watch", "export", "where"}
 
 
 def test_tensors_are_added_to_a_fake_without_a_file() -> None:

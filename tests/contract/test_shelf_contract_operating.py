@@ -53,6 +53,20 @@ class TestOperating:
         shelf.acquire("a").release()
         assert MIB <= shelf.verify("a") < 2 * MIB
 
+    def test_it_is_told_where_an_artifact_is_resident(self, shelf: warmshelf.Shelf, models: Path) -> None:
+        for artifact_id in ("a", "b", "c"):
+            shelf.register(artifact_id, sized(models, artifact_id, MIB), keep=artifact_id == "a")
+        assert shelf.where("a") == []
+        for artifact_id in ("a", "b"):
+            shelf.acquire(artifact_id).release()
+        found = shelf.list_residency()
+        assert [(one.artifact_id, one.keep_resident) for one in found.residents] == [("a", True), ("b", False)]
+        assert ([one.node for one in found.residents], found.partial) == ([found.nodes[0]] * 2, False)
+        (only,) = shelf.where("b")
+        assert (only.artifact_id, only.size_bytes) == ("b", shelf.get("b").size_bytes)
+        with pytest.raises(errors.InvalidId):
+            shelf.where("no id")
+
     def test_an_export_is_a_source_with_the_same_content(
         self, shelf: warmshelf.Shelf, base: Path, models: Path
     ) -> None:

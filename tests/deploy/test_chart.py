@@ -59,11 +59,13 @@ def test_a_wrong_field_would_be_seen() -> None:
 
 
 @CASES
-def test_the_daemon_understands_its_arguments_and_its_budget_fits(case: str) -> None:
+def test_the_daemon_understands_its_arguments_and_its_budget_fits(case: str, tmp_path: Path) -> None:
     daemons = [daemon_of(pod) for _, pod in pods(render(MATRIX[case])) if _has_daemon(pod)]
+    config = tmp_path / "warmshelfd.toml"
+    config.write_text(MATRIX[case].get("config", ""))
     assert daemons
     for daemon in daemons:
-        arguments = [one for one in daemon["args"] if not one.startswith("--config")]
+        arguments = [f"--config={config}" if one.startswith("--config") else one for one in daemon["args"]]
         environ = {one["name"]: one["value"] for one in daemon["env"]}
         settings, warnings = parse(arguments, {"HOME": "/nowhere", **environ})
         assert warnings == []
@@ -176,6 +178,24 @@ def test_what_selects_pods_selects_those_with_a_daemon() -> None:
 def test_in_node_mode_nobody_but_the_node_reaches_a_daemon_unless_named() -> None:
     policy = find(render(NODE), "NetworkPolicy")["spec"]
     assert (policy["policyTypes"], policy["ingress"]) == (["Ingress"], [])
+
+
+def test_over_tcp_there_is_tls_from_a_secret_and_only_for_whom_the_policy_names() -> None:
+    manifests = render(EVERYTHING)
+    pod = find(manifests, "DaemonSet", "shelf")["spec"]["template"]["spec"]
+    arguments = daemon_of(pod)["args"]
+    assert "--listen=0.0.0.0:50051" in arguments
+    mount = next(one for one in daemon_of(pod)["volumeMounts"] if one["name"] == "warmshelf-tls")
+    files = [one.partition("=")[2] for one in arguments if one.startswith("--listen-")]
+    assert files == [f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")]
+    assert {"name": "warmshelf-tls", "secret": {"secretName": "warmshelf-tls"}} in pod["volumes"]
+    rules = find(manifests, "NetworkPolicy")["spec"]["ingress"]
+    assert [(rule["from"][0]["namespaceSelector"]["matchLabels"], rule["ports"][0]["port"]) for rule in rules] == [
+        ({"kubernetes.io/metadata.name": "monitoring"}, "warmshelf-http"),
+        ({"kubernetes.io/metadata.name": "inference"}, 50051),
+    ]
+    plain = daemon_of(find(render(NODE), "DaemonSet", "warmshelf")["spec"]["template"]["spec"])["args"]
+    assert [one for one in plain if one.startswith("--listen")] == ["--listen=unix:///run/warmshelf/api.sock"]
 
 
 def test_a_chart_of_yours_includes_the_sidecar(tmp_path: Path) -> None:

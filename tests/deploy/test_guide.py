@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from kit.chart import NODE, ROOT, containers, daemon_of, find, pods, render
+from warmshelfd.config import parse
 
 GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
 
@@ -37,6 +39,18 @@ def test_a_worker_as_in_the_guide_finds_what_the_chart_offers() -> None:
     address = containers(worker["spec"])[0]["env"][0]["value"]
     assert f"--listen={address}" in daemon["args"]
     assert worker["spec"]["securityContext"]["runAsUser"] == daemon["securityContext"]["runAsUser"]
+
+
+def test_the_values_for_tcp_give_a_daemon_that_starts(tmp_path: Path) -> None:
+    values = block("tcp")
+    daemon = daemon_of(find(render(NODE | values), "DaemonSet", "warmshelf")["spec"]["template"]["spec"])
+    config = tmp_path / "warmshelfd.toml"
+    config.write_text(values["config"])
+    arguments = [f"--config={config}" if one.startswith("--config") else one for one in daemon["args"]]
+    settings, warnings = parse(arguments, {"HOME": "/nowhere"})
+    assert warnings == []
+    assert settings.certificate_files() is not None
+    assert [role.value for role in settings.anonymous_roles] == ["reader"]
 
 
 @pytest.mark.parametrize("value", ["arena.sizeLimit", "resources.memory"])

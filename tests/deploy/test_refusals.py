@@ -58,6 +58,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "a grace shorter than what calls get": ({"node": {"terminationGracePeriodSeconds": 10}}, "minimum"),
     "a wait longer than helm's": ({"node": {"purge": {"waitSeconds": 900}}}, "/node/purge/waitSeconds"),
     "a port for root": ({"http": {"port": 80}}, "/http/port"),
+    "a port without a certificate": ({"tcp": {"port": 50051}}, "tcp.port is set and tcp.secretName is not"),
     "a level that is none": ({"seLinuxLevel": "unconfined"}, "/seLinuxLevel"),
 }
 

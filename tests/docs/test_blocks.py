@@ -61,11 +61,8 @@ CANNOT = {
     ("README.md", "sources                registry: SQLite"): "a drawing",
     ("docs/benchmarks.md", "$ make bench"): _TARGETS,
     ("docs/benchmarks.md", "$ warmshelf bench acme/base acme/support-lora"): "tests/bench runs the command, on less",
-    (
-        "docs/doctor.md",
-        "$ warmshelf doctor             # this node",
-    ): "judges the machine it runs on: tests/doctor runs it",
-    ("docs/doctor.md", '{"level": "warning",'): "an answer, shortened",
+    ("docs/doctor.md", "$ warmshelf doctor             # this node"): "judges the machine: tests/doctor runs both",
+    ("docs/doctor.md", '{"level": "warning",'): "the shape of an answer, shortened",
     ("docs/engines.md", "$ warmshelf prepare-model acme/base /tmp/acme-base"): "SGLang needs CUDA",
     ("docs/fleet.md", "$ warmshelfd --registry redis://cache:6379/0            # on every node"): _NODES,
     ("docs/fleet.md", "$ warmshelf list"): _NODES,
@@ -97,7 +94,10 @@ CANNOT = {
     ): (_REDIS),
     ("docs/sources-redis.md", "from warmshelf.redis_store import write_directory"): _REDIS,
     ("docs/sources-s3.md", "$ pip install 'warmshelf[daemon,s3]'"): _STORE,
-    ("docs/tracing.md", "$ pip install 'warmshelf[daemon,otel]'"): "takes a collector",
+    (
+        "docs/tracing.md",
+        "$ pip install 'warmshelf[daemon,otel]'",
+    ): "takes a collector: tests/e2e/test_traces.py has one",
     ("docs/vllm.md", "from vllm import LLM"): "takes vLLM: tests/vllm/test_engine.py has the same calls",
 }
 """Blocks by page and first line, and why they cannot be run by a test."""

@@ -18,6 +18,7 @@ import pytest
 from warmshelf import errors, segment
 from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, push_pb2, transfer_pb2
 from warmshelfd import config, failpoints, metrics
+from warmshelfd.domain.roles import CALLS, Role, may_call
 from warmshelfd.domain.state import GONE, TABLE, mermaid
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
@@ -120,6 +121,16 @@ def _amount(name: str, value: float | None) -> str:
     return f"{value}"
 
 
+def call_table() -> str:
+    """Return which roles each call takes."""
+    lines = ["| call | " + " | ".join(role.value for role in Role) + " |", "|---|" + ":-:|" * len(Role)]
+    for call in CALLS:
+        service, _, method = call.rpartition("/")
+        opens = ("yes" if may_call(call, [role]) else "" for role in Role)
+        lines.append(f"| `{service.rpartition('.')[2]}`: `{method}` | {' | '.join(opens)} |")
+    return "\n".join(lines)
+
+
 def metric_table() -> str:
     """Return every metric there is."""
     lines = ["| metric | type | labels | means |", "|---|---|---|---|"]
@@ -139,6 +150,7 @@ GENERATED: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/concepts.md", "life"): life,
     ("docs/concepts.md", "calls"): doc_parts.calls,
     ("docs/config.md", "settings"): doc_parts.settings,
+    ("docs/security.md", "calls"): call_table,
 }
 
 

@@ -42,8 +42,15 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
     assert [path.name for path in site.rglob("*.html") if fetched.search(path.read_text())] == []
 
 
-def test_blocks_in_lists_are_blocks(site: Path) -> None:
+def test_blocks_in_lists_are_blocks_of_their_entries(site: Path) -> None:
     assert [path.name for path in site.rglob("*.html") if "```" in path.read_text()] == []
+    steps = (site / "kubernetes.html").read_text().partition('id="node-mode-step-by-step"')[2].partition("<h")[0]
+    assert (steps.count("<ol>"), steps.count("</ol>")) == (1, 1)
+    assert steps.count("<li>") == len(re.findall(r"^[0-9]\. ", step_by_step(), re.MULTILINE)) > 1
+
+
+def step_by_step() -> str:
+    return (ROOT / "docs" / "kubernetes.md").read_text().partition("## Node mode")[2].partition("##")[0]
 
 
 def test_links_to_code_are_text_and_links_between_documents_stay(site: Path) -> None:

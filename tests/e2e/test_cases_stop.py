@@ -71,7 +71,7 @@ def test_a_second_daemon_is_refused_and_says_who_has_it(shared: Daemon, models: 
 )
 def test_a_host_that_is_none_of_ours_is_told_as_that(daemon: Daemon, host: str, why: str) -> None:
     daemon.tcp_address = f"{host}:0"
-    daemon.start(wait=False)
+    daemon.start("--insecure", wait=False)
     assert daemon.wait() == 2
     text = daemon.log.read_text()
     assert "INVALID_CONFIG" in text

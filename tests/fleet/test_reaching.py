@@ -17,7 +17,7 @@ from kit.redis_server import RedisServer, TlsProxy, binary, free_port, redis_ser
 BUS_PORT_MAX = 65_535
 ACL = (
     "warmshelf on >secret-word ~{warmshelf}:* +ping +select +hget +hmget +hscan +hset +hdel +xread +xadd +del +watch "
-    "+unwatch +multi +exec"
+    "+unwatch +multi +exec +set +expire +getrange +sadd +srem +srandmember"
 )
 
 
@@ -32,7 +32,7 @@ def share_one(fleet: Fleet, *ids: str) -> None:
             here.register(artifact_id, source=str(path))
             fleet.agree(artifact_id)
             with there.acquire(artifact_id):
-                pass
+                eventually(lambda here=here, artifact_id=artifact_id: bool(here.where(artifact_id)), "it is told where")  # type: ignore[misc]
             there.remove(artifact_id)
             eventually(lambda artifact_id=artifact_id: a.sync_of(artifact_id) is None, "it is removed")  # type: ignore[misc]
 

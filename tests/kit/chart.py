@@ -33,7 +33,8 @@ EVERYTHING: Values = {
     "allowSource": ["file:///models", "s3://bucket/loras"],
     "preload": ["meta/llama-3.1-8b"],
     "declare": '["acme/x"]\nsource = "file:///models/x"\n',
-    "config": "load_threads = 8\n",
+    "config": 'load_threads = 8\n[[identity]]\nname = "engines"\nsubject = "*"\nroles = ["reader"]\n',
+    "tcp": {"port": 50051, "secretName": "warmshelf-tls"},
     "extraEnv": [{"name": "AWS_REGION", "value": "eu-central-1"}],
     "extraEnvFrom": [{"secretRef": {"name": "bucket"}}],
     "extraVolumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
@@ -50,6 +51,7 @@ EVERYTHING: Values = {
     },
     "networkPolicy": {
         "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        "tcpFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "inference"}}}],
         "egress": [{"ports": [{"protocol": "TCP", "port": 443}]}],
     },
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},

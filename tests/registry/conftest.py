@@ -80,6 +80,7 @@ PLAIN = st.builds(
     segment_id=st.just("") | st.text("0123456789abcdef", min_size=32, max_size=32),
     size_bytes=counts,
     hashes_owed=st.booleans(),
+    files_digest=digests | st.just("none"),
 )
 REGISTRATIONS = PLAIN | st.builds(
     _with_shapes,
@@ -116,6 +117,7 @@ FULL = Registration(
     segment_id="f" * 32,
     size_bytes=8192,
     hashes_owed=True,
+    files_digest="blake3:" + "b" * 64,
 )
 
 

@@ -55,6 +55,11 @@ def test_a_record_of_a_release_that_knew_no_owed_hashes_is_read(full: Registrati
     assert "hashes_owed" not in registration_to_json(replace(full, hashes_owed=False))
 
 
+def test_a_record_of_a_release_that_pinned_no_small_files_is_read(full: Registration) -> None:
+    assert registration_from_json(changed(full, "files_digest", ...)) == replace(full, files_digest="")
+    assert "files_digest" not in registration_to_json(replace(full, files_digest=""))
+
+
 def changed(full: Registration, path: str, value: object) -> str:
     record = json.loads(registration_to_json(full))
     *parents, last = path.split(".")
@@ -84,6 +89,8 @@ def changed(full: Registration, path: str, value: object) -> str:
         ("generation", 10**30, "a number of 31 digits"),
         ("follow", 1, "follow is not of type bool"),
         ("digest", "blake3:xyz", "digest"),
+        ("files_digest", "some", "digest"),
+        ("files_digest", None, "files_digest is not of type str"),
         ("segment_id", "../" + "0" * 29, "segment_id"),
         ("kind", "model", "'model' is no ArtifactKind"),
         ("register_time", "yesterday", "register_time is no time"),

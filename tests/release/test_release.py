@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 READY_SECONDS = 30
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # installs from a registry, perhaps on a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from typing import Any
 from warmshelf._channel import Deadline, parse_address
 from warmshelf._incoming import CALL_TIMEOUT_SECONDS, LOAD_TIMEOUT_SECONDS, source_uri, spec_of, what_to_push
 from warmshelf._push import PROGRESS
+from warmshelf._security import PLAIN
 from warmshelf.client import Shelf
 from warmshelf.digest import check_digest
 from warmshelf.errors import InvalidRequest, WarmshelfError
@@ -37,6 +38,7 @@ from warmshelf.lease import Lease
 from warmshelf.shard import EVERYTHING, Shard, layer_of
 from warmshelf.sharding import shard_image
 from warmshelf.testing._aliases import FakeAliases
+from warmshelf.testing._alone import resident_in
 from warmshelf.testing._content import (
     CONFIG_NAMES,
     PAGE_BYTES,
@@ -59,6 +61,7 @@ from warmshelf.types import (
     NewArtifact,
     Progress,
     Registered,
+    ResidencyList,
     check_id,
 )
 from warmshelf.watch import Feed
@@ -91,7 +94,7 @@ class FakeShelf(Shelf):
             holder: who leases.
             timeout: seconds each call may take, unless it is given its own.
         """
-        super().__init__(_ADDRESS, "", holder, None, timeout)
+        super().__init__(_ADDRESS, "", holder, PLAIN, timeout)
         self._holder_name = holder
         self._daemon = FakeDaemon(budget_bytes)
         self._names = FakeAliases()
@@ -202,6 +205,11 @@ class FakeShelf(Shelf):
     def aliases(self) -> _Aliases:
         """Return all aliases by name."""
         return self._names.all()
+
+    def list_residency(self, artifact_id: str | None = None) -> ResidencyList:
+        """Return what is resident here: there is no other node."""
+        wanted = self._names.resolve(check_id(artifact_id)) if artifact_id else ""
+        return resident_in(self._open().artifacts(""), wanted)
 
     def evict(self, artifact_id: str, *, drain: bool = False) -> Artifact:
         """Give an artifact's memory back."""

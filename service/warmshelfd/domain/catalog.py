@@ -45,6 +45,7 @@ class Entry:
         size_bytes: of its segment's file; 0 if not known.
         segment_id: the segment that holds, or held, this generation; "" if never loaded.
         hashes_owed: the hashes in its segment's manifest are still to be compared with its bytes.
+        files_digest: of the small files beside the config; "" until known.
         failure: why the last load failed; set exactly while FAILED.
         pinned: whether its bytes are page-locked.
         keep_resident: never evicted to make room for others.
@@ -68,6 +69,7 @@ class Entry:
     size_bytes: int = 0
     segment_id: str = ""
     hashes_owed: bool = False
+    files_digest: str = ""
     failure: Failure | None = None
     pinned: bool = False
     keep_resident: bool = False

@@ -28,6 +28,8 @@ class Registration:
         segment_id: the segment that holds, or held, this generation; "" if never loaded.
         size_bytes: of that segment's file; 0 if not known.
         hashes_owed: the hashes in that segment's manifest are still to be compared with its bytes.
+        files_digest: of the small files beside the config, which ``digest`` does not cover, where both were last
+            learned together; "" until known.
     """
 
     artifact_id: str
@@ -44,6 +46,7 @@ class Registration:
     segment_id: str = ""
     size_bytes: int = 0
     hashes_owed: bool = False
+    files_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from warmshelfd.registry.base import Registry
 from warmshelfd.registry.redis import RedisRegistry
 from warmshelfd.registry.redis_link import Credentials, Link
 from warmshelfd.registry.redis_place import is_redis, parse_place
+from warmshelfd.registry.redis_residents import NODES, RedisResidents
 from warmshelfd.registry.redis_store import REGISTRATIONS
+from warmshelfd.registry.residents import ResidentStore
 from warmshelfd.registry.sqlite import SqliteRegistry
 
 _SQLITE = "sqlite://"
@@ -35,6 +37,11 @@ def open_registry(
         return SqliteRegistry(sqlite_path(uri))
     link = Link(parse_place(uri), credentials, ca_file, REGISTRATIONS)
     return RedisRegistry(SqliteRegistry(copy_path), link, count)
+
+
+def open_residents(uri: str, *, credentials: Credentials, ca_file: str | None) -> ResidentStore | None:
+    """Return where nodes that share the registry tell each other what they have resident; None if none is shared."""
+    return RedisResidents(Link(parse_place(uri), credentials, ca_file, NODES)) if is_redis(uri) else None
 
 
 def check_registry(uri: str) -> None:

@@ -25,6 +25,9 @@ from warmshelfd.registry.base import Registration
 RECORD_SCHEMA = 1
 """Rises when a record's fields change their meaning; other schemas are not read."""
 
+NO_FILES = "none"
+"""The digest of small files where there are none beside the config; short, for most adapters have none."""
+
 RECORD_BYTES_MAX = 16 << 20
 """Longest record. Most of it is an adapter's config and module names: a few KB for plain
 adapters, some 7 MB for one that names each of a large mixture's 91,000 tensors."""
@@ -117,6 +120,7 @@ def _record(r: Registration) -> dict[str, object]:
         "segment_id": r.segment_id,
         "size_bytes": r.size_bytes,
         **({"hashes_owed": True} if r.hashes_owed else {}),  # left out where it says nothing: older releases know none
+        **({"files_digest": r.files_digest} if r.files_digest else {}),
         "adapter_shapes": None,  # the last: an adapter's text comes in its place
     }
 
@@ -181,9 +185,14 @@ def _registration(fields: _Fields) -> Registration:
         segment_id=_segment_id(fields.text("segment_id")),
         size_bytes=fields.number("size_bytes"),
         hashes_owed=fields.has("hashes_owed") and fields.flag("hashes_owed"),
+        files_digest=_files_digest(fields.text("files_digest")) if fields.has("files_digest") else "",
     )
     fields.end()
     return registration
+
+
+def _files_digest(text: str) -> str:
+    return text if text == NO_FILES else _digest(text)
 
 
 def _source(fields: _Fields) -> Source:

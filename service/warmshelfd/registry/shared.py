@@ -117,6 +117,7 @@ def shared_part(registration: Registration) -> Registration:
         segment_id="",
         hashes_owed=False,
         digest="" if registration.follow else registration.digest,
+        files_digest="" if registration.follow or not registration.digest else registration.files_digest,
     )
 
 
@@ -211,7 +212,8 @@ def to_write(change: Change, current: Shared | None) -> Change:
     mine, theirs = change.registration, current.registration if current else None
     if mine is None or theirs is None or mine.digest or mine.follow or spec_conflict(theirs.spec, mine.spec):
         return change
-    return dataclasses.replace(change, registration=dataclasses.replace(mine, digest=theirs.digest))
+    pinned = dataclasses.replace(mine, digest=theirs.digest, files_digest=theirs.files_digest)
+    return dataclasses.replace(change, registration=pinned)
 
 
 def conflict_text(change: Change, current: Shared) -> str:

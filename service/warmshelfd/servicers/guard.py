@@ -1,6 +1,6 @@
-"""The edge where errors become statuses, and where calls are counted and logged.
+"""The edge where callers are admitted, errors become statuses, and calls are counted and logged.
 
-Wraps every call of the daemon's own services.
+Wraps every call of the daemon's own services; reflection is only admitted.
 
 A typed error travels as its code and a ``google.rpc.ErrorInfo``; anything else is
 a bug, logged with its traceback and sent as INTERNAL without a word of it. Of each
@@ -34,7 +34,9 @@ from warmshelf.errors import (
     WarmshelfError,
 )
 from warmshelf.types import check_id
+from warmshelfd.domain.roles import CALLS
 from warmshelfd.metrics import Metrics, Rpc
+from warmshelfd.servicers.admission import Admission
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -44,6 +46,9 @@ _STALLED_ABORT_SECONDS = 1.0
 
 _LASTING = frozenset({"OpenSession", "WatchArtifacts", "WritePush"})
 """Calls that last as long as the caller likes, or go on with the next daemon: a stopping one does not wait for them."""
+
+_UNGUARDED = "/grpc.health."
+"""Health is everybody's, and none of ours."""
 
 _MAKERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -63,11 +68,12 @@ _call_log = structlog.get_logger("warmshelfd.call")
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Maps errors of handlers, counts calls, and logs how each ended."""
+    """Admits callers, maps errors of handlers, counts calls, and logs how each ended."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, admission: Admission) -> None:
         self.calls = 0  # under way, but for lasting ones; event loop only
         self._metrics = metrics
+        self._admission = admission
 
     async def intercept_service(
         self,
@@ -76,8 +82,12 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> _Handler | None:
         """Return the call's handler with the guard around it."""
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith("/warmshelf."):
+        if handler is None or handler_call_details.method[1:] not in CALLS:  # such as what a library adds some day
+            return None
+        if handler_call_details.method.startswith(_UNGUARDED):
             return handler
+        if handler.request_streaming and handler.response_streaming:
+            return self._only_admitted(handler, handler_call_details.method)
         rpc = _rpc(handler_call_details.method, handler)
         counted = 0 if rpc.method in _LASTING else 1
         make: Any = _MAKERS[handler.request_streaming, handler.response_streaming]
@@ -88,6 +98,23 @@ class Guard(grpc.aio.ServerInterceptor):
         return make(  # type: ignore[no-any-return]
             guarded,
             request_deserializer=_or_garbage(handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+
+    def _only_admitted(self, handler: _Handler, path: str) -> _Handler:
+        answer: Any = handler.stream_stream
+
+        async def guarded(requests: Any, context: _Context) -> AsyncIterator[Any]:
+            try:
+                self._admission.admit(path[1:], context)
+            except WarmshelfError as error:
+                await _abort(context, error)
+            async for message in answer(requests, context):
+                yield message
+
+        return grpc.stream_stream_rpc_method_handler(
+            guarded,
+            request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
@@ -128,10 +155,11 @@ class Guard(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _observed(self, rpc: Rpc, request: Any, context: _Context) -> Iterator[None]:
-        """Count a call, and log how it ended."""
-        code, reason, start = "OK", "", time.monotonic()
+        """Admit a call, count it, and log how it ended."""
+        code, reason, identity, start = "OK", "", "", time.monotonic()
         self._metrics.call_started(rpc)
         try:
+            identity = self._admission.admit(f"{rpc.service}/{rpc.method}", context)
             yield
         except BaseException as error:
             typed = _typed(error, context)
@@ -141,11 +169,12 @@ class Guard(grpc.aio.ServerInterceptor):
             seconds = time.monotonic() - start
             artifact_id = getattr(request, "artifact_id", "")
             # Once the answer is on its way: a line costs a tenth of a small call.
-            asyncio.get_running_loop().call_soon(self._ended, rpc, code, reason, seconds, artifact_id)
+            asyncio.get_running_loop().call_soon(self._ended, rpc, code, reason, seconds, artifact_id, identity)
 
-    def _ended(self, rpc: Rpc, code: str, reason: str, seconds: float, artifact_id: str) -> None:
+    def _ended(self, rpc: Rpc, code: str, reason: str, seconds: float, artifact_id: str, identity: str) -> None:
         self._metrics.call_ended(rpc, code, seconds)
-        optional = {"reason": reason, "artifact_id": artifact_id if _is_id(artifact_id) else ""}
+        shown_id = artifact_id if _is_id(artifact_id) else ""
+        optional = {"reason": reason, "artifact_id": shown_id, "identity": identity}
         _call_log.info(
             "call",
             method=f"{rpc.service}/{rpc.method}",

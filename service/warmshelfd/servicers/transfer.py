@@ -22,13 +22,14 @@ from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
 from warmshelf.shard import SLICES_MAX
 from warmshelf.v1 import artifact_pb2, transfer_pb2
 from warmshelfd import failpoints
-from warmshelfd.leasing import Leasing
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import Metrics
 from warmshelfd.servicers.flight import FlightBudget, next_end
 from warmshelfd.servicers.layout_parts import layout_parts
 from warmshelfd.servicers.packing import packed_slices
+from warmshelfd.servicers.uploads import Uploads
 from warmshelfd.shelf import Shelf
+from warmshelfd.sources.neighbour import UPLOAD_REASON
 
 SERVICE_NAME = "warmshelf.v1.TransferService"
 
@@ -39,11 +40,11 @@ class TransferServicer:
     """Moves bytes under a lease."""
 
     def __init__(
-        self, shelf: Shelf, leasing: Leasing, flight: FlightBudget, stall_seconds: float, metrics: Metrics
+        self, shelf: Shelf, uploads: Uploads, flight: FlightBudget, stall_seconds: float, metrics: Metrics
     ) -> None:
         self._shelf = shelf
         self._metrics = metrics
-        self._leasing = leasing
+        self._uploads = uploads
         self._flight = flight
         self._stall_seconds = stall_seconds
         # Event loop only: since when each stream's chunk under way has been waiting.
@@ -69,19 +70,19 @@ class TransferServicer:
 
     async def read_segment(self, request: transfer_pb2.ReadSegmentRequest, context: Any) -> None:
         """Stream bytes of a leased segment."""
-        record = self._leasing.leased(request.session_id, request.lease_id)
+        record = self._uploads.leased(request.session_id, request.lease_id, request.fallback_reason)
         if request.segment_index != 0:
             raise SegmentNotFound(f"there is no segment {request.segment_index}", segment_index=request.segment_index)
         check_reason(request.fallback_reason)
         with self._stream(record.segment_id) as segment:
-            if request.fallback_reason and request.offset_bytes == 0:
+            if request.fallback_reason not in ("", UPLOAD_REASON) and request.offset_bytes == 0:
                 self._metrics.fell_back(request.fallback_reason)
             offset, end = checked_range(request.offset_bytes, request.limit_bytes, segment.header.size_bytes)
             await self._send(context, offset, end, lambda start, stop: chunk(segment, start, stop))
 
     async def read_tensors(self, request: transfer_pb2.ReadTensorsRequest, context: Any) -> None:
         """Stream slices of a leased segment's tensors, packed."""
-        record = self._leasing.leased(request.session_id, request.lease_id)
+        record = self._uploads.leased(request.session_id, request.lease_id)
         check_reason(request.fallback_reason)
         if len(request.slices) > SLICES_MAX:
             raise InvalidRequest(f"{len(request.slices)} slices, at most {SLICES_MAX} in a read", field="slices")
@@ -105,7 +106,7 @@ class TransferServicer:
 
     async def read_layout(self, request: transfer_pb2.ReadLayoutRequest, context: Any) -> None:
         """Stream the layout of a lease in parts, none larger than the chunk that each stream may always send."""
-        record = self._leasing.leased(request.session_id, request.lease_id)
+        record = self._uploads.leased(request.session_id, request.lease_id)
         with self._stream(record.segment_id) as segment:
             header = segment.header
             outline = artifact_pb2.Segment(

@@ -4,6 +4,14 @@ image: {{ include "warmshelf.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 args:
   - --listen=unix:///run/warmshelf/api.sock
+{{- if .Values.tcp.port }}
+  - --listen={{ .Values.http.host }}:{{ .Values.tcp.port }}
+  - --listen-cert-file=/etc/warmshelf-tls/tls.crt
+  - --listen-key-file=/etc/warmshelf-tls/tls.key
+{{- if .Values.tcp.clientCertificates }}
+  - --listen-client-ca-file=/etc/warmshelf-tls/ca.crt
+{{- end }}
+{{- end }}
   - --arena={{ include "warmshelf.arenaDirectory" . }}
   - --budget={{ include "warmshelf.daemonSize" .Values.arena.budget }}
   - --adapter-floor={{ include "warmshelf.daemonSize" .Values.arena.adapterFloor }}
@@ -36,6 +44,10 @@ envFrom:
 ports:
   - name: warmshelf-http
     containerPort: {{ .Values.http.port }}
+{{- if .Values.tcp.port }}
+  - name: warmshelf-tcp
+    containerPort: {{ .Values.tcp.port }}
+{{- end }}
 # Listening, not loaded: what starts next may begin while the preload goes on.
 startupProbe:
   httpGet: {path: /startupz, port: warmshelf-http}
@@ -93,6 +105,11 @@ runAsNonRoot: {{ ne (int .Values.user.uid) 0 }}
   mountPath: /etc/warmshelf
   readOnly: true
 {{- end }}
+{{- if .Values.tcp.port }}
+- name: warmshelf-tls
+  mountPath: /etc/warmshelf-tls
+  readOnly: true
+{{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -106,6 +123,11 @@ runAsNonRoot: {{ ne (int .Values.user.uid) 0 }}
 - name: warmshelf-config
   configMap:
     name: {{ include "warmshelf.fullname" . }}
+{{- end }}
+{{- if .Values.tcp.port }}
+- name: warmshelf-tls
+  secret:
+    secretName: {{ .Values.tcp.secretName }}
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}

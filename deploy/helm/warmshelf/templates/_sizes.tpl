@@ -68,6 +68,9 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.tcp.port (not .Values.tcp.secretName) -}}
+{{- fail "tcp.port is set and tcp.secretName is not: over TCP the daemon speaks TLS only" -}}
+{{- end -}}
 {{- if hasSuffix "i" $arena.adapterFloor -}}
 {{- if gt (include "warmshelf.bytes" $arena.adapterFloor | int64) $budget -}}
 {{- fail (printf "arena.adapterFloor %s is more than arena.budget %s" $arena.adapterFloor $arena.budget) -}}

@@ -1,0 +1,203 @@
+"""What a connection is opened with: TLS, a token, or neither; and whose Unix socket is trusted.
+
+Files are named here and read when they are used, so that a renewed one counts. Knows no call,
+and shows no token: not in an error, nor when printed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from warmshelf.errors import DaemonUnreachable, InvalidRequest
+
+DAEMON_UID_VARIABLE = "WARMSHELF_DAEMON_UID"
+"""A user besides oneself and root whose Unix socket is trusted."""
+CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "WARMSHELF_TLS_CA", "WARMSHELF_TLS_CERT", "WARMSHELF_TLS_KEY"
+TOKEN_VARIABLE = "WARMSHELF_TOKEN_FILE"  # noqa: S105 - names a file
+
+TOKEN_BYTES_MAX = 8 << 10
+"""Longest token: the daemon takes 16 KiB of metadata, and a wrong path may be a disk."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How a daemon is known over TLS, and this program to it. Files of PEM.
+
+    Attributes:
+        ca: authorities that may vouch for the daemon; "" for the public ones that gRPC knows.
+        cert: this program's certificate with its chain, where the daemon asks for one.
+        key: its key.
+        server_name: the name that the daemon's certificate must have; "" for the address's host.
+    """
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    server_name: str = ""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Return what gRPC opens a channel with; reads the files."""
+        return grpc.ssl_channel_credentials(*(_read(path) if path else None for path in (self.ca, self.key, self.cert)))
+
+    def stamp(self) -> Stamp:
+        """Return what changes when one of the files does."""
+        return tuple(_stamp(path) for path in (self.ca, self.cert, self.key) if path)
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What connections to one daemon are opened with. Without TLS, TCP is plain."""
+
+    tls: Tls | grpc.ChannelCredentials | None = None
+    token: Callable[[], str] | None = field(default=None, repr=False)
+
+    def channel(self, target: str, options: tuple[tuple[str, object], ...], *, is_unix: bool) -> grpc.Channel:
+        """Return a channel, not connected yet."""
+        if is_unix:
+            local = self.token and grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
+            credentials = local or None
+        else:
+            credentials = self.tls.credentials() if isinstance(self.tls, Tls) else self.tls
+        if isinstance(self.tls, Tls) and self.tls.server_name and not is_unix:
+            options += (("grpc.ssl_target_name_override", self.tls.server_name),)
+        if credentials is None:
+            return grpc.insecure_channel(target, options=options)
+        if self.token is not None:
+            credentials = grpc.composite_channel_credentials(
+                credentials, grpc.metadata_call_credentials(_Bearer(self.token))
+            )
+        return grpc.secure_channel(target, credentials, options=options)
+
+    def stamp(self) -> Stamp:
+        """Return what changes when a file does that a channel is opened with; a token is read for each call."""
+        return self.tls.stamp() if isinstance(self.tls, Tls) else ()
+
+
+PLAIN = Security()
+
+
+def choose(
+    tls: Tls | grpc.ChannelCredentials | None, token: str | os.PathLike[str] | None, *, is_unix: bool
+) -> Security:
+    """Return what arguments and environment mean for an address.
+
+    Raises:
+        InvalidRequest: they contradict each other or the address.
+    """
+    if tls is not None and is_unix:
+        raise InvalidRequest("the address is a Unix socket: no TLS there")
+    chosen = None if is_unix else tls or _of_environment()
+    if isinstance(chosen, Tls) and bool(chosen.cert) != bool(chosen.key):
+        raise InvalidRequest("a certificate and its key go together")
+    file = os.environ.get(TOKEN_VARIABLE, "")
+    if token is None and not file:
+        return Security(chosen)
+    if chosen is None and not is_unix:
+        raise InvalidRequest(
+            f"a token is not sent over plain TCP, where others can read it: give tls= or {CA_VARIABLE}"
+            + (f", or unset {TOKEN_VARIABLE}" if token is None else "")
+        )
+    return Security(chosen, _fixed(token) if isinstance(token, str) else _in_file(os.fspath(token or file)))
+
+
+def _of_environment() -> Tls | None:
+    files = [os.environ.get(variable, "") for variable in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE)]
+    return Tls(*files) if any(files) else None
+
+
+def _fixed(token: str) -> Callable[[], str]:
+    checked = _checked(token, "the token")
+    return lambda: checked
+
+
+def _in_file(path: str) -> Callable[[], str]:
+    return lambda: _checked(_read(path, TOKEN_BYTES_MAX).decode("ascii", "replace").strip(), path)
+
+
+def _checked(token: str, where: str) -> str:
+    if len(token) > TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
+        raise InvalidRequest(f"{where} is not of the letters, digits and ._~+/- that a bearer token has")
+    return token
+
+
+class _Bearer(grpc.AuthMetadataPlugin):
+    """Puts the token into each call. gRPC sees to it that it goes nowhere without TLS, but to a Unix socket."""
+
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
+
+    def __call__(self, _context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
+        try:
+            token = self._token()
+        except InvalidRequest as error:
+            callback((), error)
+        else:
+            callback((("authorization", f"Bearer {token}"),), None)
+
+
+def _read(path: str, bytes_max: int = 1 << 20) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(bytes_max + 1)
+    except OSError as error:
+        raise InvalidRequest(f"{path!r} cannot be read: {error.strerror}", path=path) from error
+    if len(data) > bytes_max:
+        raise InvalidRequest(f"{path!r} is longer than {bytes_max} bytes", path=path)
+    return data
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+# --- whose socket ---------------------------------------------------------------
+
+
+def check_owner(path: str) -> None:
+    """Refuse a socket that another user has put there, or could.
+
+    One that is not there fails by itself.
+
+    Raises:
+        DaemonUnreachable: it, or a directory that it is in, is somebody else's.
+    """
+    trusted = _trusted()
+    for where, owner in _owners(path):
+        if owner not in trusted:
+            raise DaemonUnreachable(
+                f"{where} belongs to user {owner}, neither to this user ({os.geteuid()}) nor to root: not trusted "
+                f"({DAEMON_UID_VARIABLE}={owner} if that is the daemon's)",
+                path=path,
+                owner_number=owner,
+            )
+
+
+def _trusted() -> set[int]:
+    named = os.environ.get(DAEMON_UID_VARIABLE, "")
+    return {0, os.geteuid()} | ({int(named)} if named.isascii() and named.isdigit() else set())
+
+
+def _owners(path: str) -> Iterator[tuple[str, int]]:
+    try:
+        yield f"socket {path}", os.stat(path).st_uid
+        directory = os.path.dirname(path)
+        yield f"the directory of socket {path}", os.stat(directory).st_uid
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            directory = os.path.dirname(os.path.realpath(path))
+            yield f"the directory {directory} of socket {path}", os.stat(directory).st_uid
+    except OSError:
+        return

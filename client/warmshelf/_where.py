@@ -1,0 +1,50 @@
+"""What is resident on which node: the part of a ``Shelf`` that asks for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from warmshelf._channel import Deadline
+from warmshelf._fleet import node_from_proto, resident_from_proto
+from warmshelf.session import Link
+from warmshelf.types import Node, ResidencyList, Resident, check_id
+from warmshelf.v1 import residency_pb2
+
+
+class Where(ABC):
+    """Where artifacts are warm."""
+
+    @abstractmethod
+    def _current(self) -> Link:
+        """Return this process's link to the daemon."""
+
+    @abstractmethod
+    def _pages(self, connection: Any, method: Any, request: Any) -> Iterator[Any]:
+        """Return the pages of a listing."""
+
+    @abstractmethod
+    def _deadline(self, timeout: float | None = None) -> Deadline:
+        """Return when a call must have ended."""
+
+    def list_residency(self, artifact_id: str | None = None) -> ResidencyList:
+        """Return what is resident on every node of the fleet, or where one artifact is.
+
+        Args:
+            artifact_id: only this artifact, or the one that this alias means.
+        """
+        request = residency_pb2.ListResidencyRequest(artifact_id=check_id(artifact_id) if artifact_id else "")
+        connection = self._current().connection
+        nodes: dict[str, Node] = {}
+        residents: list[Resident] = []
+        is_partial = False
+        for page in self._pages(connection, connection.residency.ListResidency, request):
+            nodes |= {message.node_id: node_from_proto(message) for message in page.nodes}
+            residents += (resident_from_proto(message, nodes) for message in page.residents)
+            is_partial |= page.partial
+        return ResidencyList(tuple(nodes.values()), tuple(residents), is_partial)
+
+    def where(self, artifact_id: str) -> list[Resident]:
+        """Return on which nodes an artifact is resident, or the one that an alias means; the one asked comes first."""
+        return list(self.list_residency(check_id(artifact_id)).residents)
