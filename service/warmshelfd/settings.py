@@ -17,7 +17,6 @@ from pydantic_settings import (
 )
 
 from warmshelf._security import PLAIN, Security, Tls
-from warmshelf._sizes import parse_size
 from warmshelfd.certificates import CertificateFiles
 from warmshelfd.domain.roles import Role
 from warmshelfd.formats.base import FormatLimits
@@ -26,26 +25,28 @@ from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import (
     Advertised,
-    Listen,
     Network,
     Share,
     parse_advertised,
-    parse_count,
-    parse_listen,
     parse_network,
-    parse_seconds,
     parse_share,
 )
 from warmshelfd.pushes import PushLimits
 from warmshelfd.registry.residents import check_name
-from warmshelfd.setting_checks import (
-    check_chunk,
+from warmshelfd.setting_types import (
+    CHUNK_HEAD_BYTES,
+    GRPC_NUMBER_MAX,
+    Address,
+    ChunkSize,
+    Count,
+    Seconds,
+    Size,
     check_endpoint,
     check_http,
     check_path,
     check_preload,
     check_registry_uri,
-    check_source_prefix,
+    check_source,
     check_spool,
 )
 from warmshelfd.sources.breaker import BreakerLimits
@@ -53,21 +54,9 @@ from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.settings import Secret, SourceSettings
 from warmshelfd.spool.place import check_directory
 
-GRPC_NUMBER_MAX = (1 << 31) - 1
-"""Largest number that an option of gRPC takes; of times, that is milliseconds."""
-CHUNK_HEAD_BYTES = 1 << 10
-"""Room in a message for what a pushed chunk has beside its data; it takes some 70 bytes."""
-
 _FORMAT = FormatLimits()
 _TIME = TimeLimits()
 _BREAKER = BreakerLimits()
-
-
-Address = Annotated[Listen, BeforeValidator(parse_listen)]
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
-ChunkSize = Annotated[int, BeforeValidator(parse_size), AfterValidator(check_chunk)]
-Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 
 
 class Settings(BaseSettings):
@@ -133,7 +122,7 @@ class Settings(BaseSettings):
     `redis://HOST:PORT/DB/pushed`. Default: a directory beside the registry's file, such as `registry.spool`."""
     spool_staging: Annotated[str, AfterValidator(check_directory)] = ""
     """Directory of pushes on their way to a spool that is none. Default: where the spool is by default."""
-    allow_source: tuple[Annotated[str, AfterValidator(check_source_prefix)], ...] = ()
+    allow_source: tuple[Annotated[str, AfterValidator(check_source)], ...] = ()
     """Prefixes that sources may lie under, such as `file:///models`; all else is refused. Default: the current
     directory, while only Unix sockets are listened on and it is not `/`; else nothing."""
     source: tuple[SourceSettings, ...] = ()
@@ -142,6 +131,11 @@ class Settings(BaseSettings):
     """TOML file of artifacts to register, and patterns of IDs; read again when it changes. Default: none."""
     preload: tuple[Annotated[str, AfterValidator(check_preload)], ...] = ()
     """IDs to make resident at start, begun in this order. Default: none."""
+    restore: bool = True
+    """Whether what was in memory before a reboot is loaded again, the last used first, as far as it fits; after the
+    preload, behind everybody who asks for something. Default: yes."""
+    base_idle_seconds: Seconds | None = None
+    """A base that nobody has used or held for so long is evicted. Default: none is, before its room is wanted."""
     http: Annotated[Address, AfterValidator(check_http)] | None = None
     """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
