@@ -48,7 +48,7 @@ _TARGETS = "runs for minutes; that the targets exist is checked"
 
 _ACL = (
     "ACL SETUSER warmshelf on >PASSWORD ~{warmshelf}:* +ping +select +hget +hmget +hscan +hset +hdel +xread "
-    "+xadd +del +watch +unwatch +multi +exec"
+    "+xadd +del +watch +unwatch +multi +exec +set +expire +getrange +sadd +srem +srandmember"
 )
 _BEFORE = (
     "$ vllm serve /models/base --load-format tensorizer --model-loader-extra-config "
@@ -66,6 +66,15 @@ CANNOT = {
     ("docs/engines.md", "$ warmshelf prepare-model acme/base /tmp/acme-base"): "SGLang needs CUDA",
     ("docs/fleet.md", "$ warmshelfd --registry redis://cache:6379/0            # on every node"): _NODES,
     ("docs/fleet.md", "$ warmshelf list"): _NODES,
+    (
+        "docs/fleet.md",
+        "$ warmshelfd --registry redis://cache:6379/0 --listen 0.0.0.0:50051 --advertise 10.0.3.7 --node-zone rack-3",
+    ): _NODES,
+    (
+        "docs/fleet.md",
+        "$ warmshelfd --registry redis://cache:6379/0 --listen 0.0.0.0:50051 --advertise 10.0.3.7 --neighbours "
+        "10.0.0.0/16",
+    ): _NODES,
     (
         "docs/fleet.md",
         "$ warmshelf alias set prod/support acme/support@v6",
