@@ -26,10 +26,19 @@ from warmshelf._cli_app import (
     print_artifact,
     print_artifacts,
 )
+from warmshelf._sizes import parse_size
 from warmshelf._wire import artifact_to_proto, capacity_to_proto, lease_to_proto
 from warmshelf.errors import DaemonUnreachable, WarmshelfError
 from warmshelf.types import Artifact
 from warmshelf.v1 import catalog_pb2, lease_pb2
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
 
 app.add_typer(alias_app(daemon, lambda context: output_of(context, None) is render.Output.JSON), name="alias")
 
@@ -171,6 +180,28 @@ def capacity(
             render.message(capacity_to_proto(found))
         else:
             render.capacity(found, like)
+
+
+@app.command()
+def budget(
+    context: typer.Context,
+    size: Annotated[
+        Optional[int],  # noqa: UP045 - typer reads it at run time
+        typer.Argument(metavar="[SIZE]", parser=_size, help="The budget from now on, such as 48GiB; none: show it."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for leases to end that are in the way.")
+    ] = 10.0,
+    address: Address = None,
+    output: Output = None,
+) -> None:
+    """Show the budget, or change it until the daemon ends."""
+    with daemon(context, address) as shelf:
+        found = shelf.capacity() if size is None else shelf.set_budget(size, timeout=timeout)
+        if output_of(context, output) is render.Output.JSON:
+            render.message(capacity_to_proto(found))
+        else:
+            render.capacity(found, "")
 
 
 @app.command()

@@ -37,6 +37,7 @@ from warmshelf.types import (
     Capacity,
     LeaseInfo,
     Progress,
+    check_budget,
     check_id,
 )
 from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2
@@ -204,6 +205,20 @@ class Shelf(Incoming, Naming, Where):
         connection = self._current().connection
         answer = connection.unary(connection.capabilities.GetCapacity, request, self._deadline())
         return _wire.capacity_from_proto(answer)
+
+    def set_budget(self, budget_bytes: int, *, timeout: float | None = None) -> Capacity:
+        """Make the budget larger or smaller until the daemon ends; return what the arena holds then.
+
+        For a smaller one, the least recently used leave; never what is leased, mapped or kept.
+
+        Raises:
+            ArenaFull: until the timeout, too little could leave; the budget is what it was.
+            InvalidConfig: the node has not so much.
+        """
+        request = capabilities_pb2.SetBudgetRequest(budget_bytes=check_budget(budget_bytes))
+        connection = self._current().connection
+        answer = connection.unary(connection.capabilities.SetBudget, request, self._deadline(timeout))
+        return _wire.capacity_from_proto(answer.capacity)
 
     # --- leases ---
 

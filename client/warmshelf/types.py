@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 
-from warmshelf.errors import InvalidId, WarmshelfError
+from warmshelf.errors import InvalidId, InvalidRequest, WarmshelfError
 
 ID_BYTES_MAX = 255
+INT64_MAX = (1 << 63) - 1
+"""The largest number of bytes that the wire carries."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@:+-]*")
 
 
@@ -354,6 +356,17 @@ class Capabilities:
     format_names: tuple[str, ...]
     arena_directory: str = ""
     arena_identity: str = ""
+
+
+def check_budget(budget_bytes: int) -> int:
+    """Return a budget.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    if not 0 < budget_bytes <= INT64_MAX:
+        raise InvalidRequest(f"a budget is from 1 to {INT64_MAX} bytes, not {budget_bytes}", budget_bytes=budget_bytes)
+    return budget_bytes
 
 
 @dataclass(frozen=True, slots=True)

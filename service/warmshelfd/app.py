@@ -28,6 +28,7 @@ from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
 from warmshelfd.domain.leases import LeaseTable
+from warmshelfd.examining import Examining
 from warmshelfd.fleet import Fleet
 from warmshelfd.formats.detect import FORMAT_NAMES
 from warmshelfd.hashing import Hashing
@@ -47,6 +48,7 @@ from warmshelfd.registry.base import Registry
 from warmshelfd.registry.open import open_registry, open_residents
 from warmshelfd.residency import Residency
 from warmshelfd.residency_map import ResidencyMap
+from warmshelfd.resizing import Resizing
 from warmshelfd.running import log_failure
 from warmshelfd.servicers.admission import Admission
 from warmshelfd.servicers.alias import AliasServicer
@@ -67,6 +69,7 @@ from warmshelfd.sources.settings import read_secret
 from warmshelfd.this_node import advertised_address, this_node
 from warmshelfd.tracing import NO_TRACING, Tracing
 from warmshelfd.upkeep import Upkeep
+from warmshelfd.warmth import Warmth
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +114,7 @@ class Daemon:
         # Microseconds since 1970: above whatever number a daemon before this one gave.
         changes = Changes(first_sequence=time.time_ns() // 1000, change_count_max=settings.change_count_max)
         self._observing = Observing(self._shelf, changes)
+        self._resizing = Resizing(self._shelf, settings.adapter_floor_bytes)
         self._upkeep = Upkeep(
             self._shelf,
             self._leasing,
@@ -129,7 +133,7 @@ class Daemon:
         self._hurried = False  # a second signal came
 
     async def serve(self) -> None:
-        """Start, say that we are ready, serve until a signal, drain, and stop."""
+        """Start, say that we listen and that we are ready, serve until a signal, drain, and stop."""
         with self._operating.serving():
             await self._serve()
 
@@ -138,6 +142,7 @@ class Daemon:
         await self._shelf.start()
         self._fleet.start()
         await self._pushing.start()
+        warmth = Warmth(self._shelf, self._leasing, restores=self._settings.restore)
         certificates = self._credentials.certificates
         servers = Servers(
             self._settings.listen,
@@ -148,12 +153,18 @@ class Daemon:
         )
         await servers.start()
         self._residency_map.start(advertised_address(self._settings, servers.addresses))
+        examining = Examining(servers.addresses[0], self._arena.directory)
+        self._operating.findings = examining.findings
         self._operating.started = True
         stopped = self._on_signals()
+        _log.info("listening: %s", self._places(servers.addresses))
         background = [
+            asyncio.create_task(self._tell_ready(servers.addresses)),
             asyncio.create_task(self._transfer.watch_stalls()),
             asyncio.create_task(self._check_adopted()),
             asyncio.create_task(self._upkeep.declare_and_preload(self._settings.preload)),
+            asyncio.create_task(self._keep_warm(warmth)),
+            *self._retiring(warmth),
             asyncio.create_task(self._upkeep.follow()),
             asyncio.create_task(self._shelf.residency.sweep()),
             asyncio.create_task(self._pushing.sweep()),
@@ -161,7 +172,6 @@ class Daemon:
         ]
         for task in background:
             task.add_done_callback(log_failure)
-        print(self._ready_line(servers.addresses), flush=True)
         try:
             await stopped.wait()
             await self._drain(servers)
@@ -169,9 +179,11 @@ class Daemon:
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
+            await examining.close()
             await servers.stop(_STOP_GRACE_SECONDS)
             await self._residency_map.close()
             await self._pushing.stop()
+            await warmth.save(is_last=True)
             await self._shelf.stop()
             self._arena.close()
             self._tracing.close()
@@ -200,7 +212,7 @@ class Daemon:
             LeaseServicer(self._shelf, self._leasing, self._arena.directory, self._tracing), server
         )
         capabilities_pb2_grpc.add_CapabilitiesServiceServicer_to_server(
-            CapabilitiesServicer(self._capabilities(), self._observing), server
+            CapabilitiesServicer(self._capabilities, self._observing, self._resizing), server
         )
         alias_pb2_grpc.add_AliasServiceServicer_to_server(AliasServicer(self._shelf.aliases), server)
         residency_pb2_grpc.add_ResidencyServiceServicer_to_server(
@@ -224,16 +236,32 @@ class Daemon:
             arena_identity=directory_identity(self._arena.volume.directory_fd),
         )
 
-    def _ready_line(self, addresses: Sequence[str]) -> str:
+    async def _tell_ready(self, addresses: Sequence[str]) -> None:
+        """Print the one line on standard output once the preload has been tried, as ``/readyz`` has it."""
+        await self._upkeep.preload_tried.wait()
+        print(f"warmshelfd {__version__} ready: {self._places(addresses)}", flush=True)
+
+    def _places(self, addresses: Sequence[str]) -> str:
         arena = self._arena
         return (
-            f"warmshelfd {__version__} ready: address={','.join(addresses)} arena={arena.directory} "
+            f"address={','.join(addresses)} arena={arena.directory} "
             f"budget={arena.budget_bytes} page_size={arena.page_size_bytes} pinning={arena.pinning}"
             + ("" if arena.volume.is_memory else f" file_system={arena.volume.type_name} WARNING=not-in-memory")
             + (f" http={self._operating.address}" if self._operating.address else "")
         )
 
     # --- background ---------------------------------------------------------
+
+    async def _keep_warm(self, warmth: Warmth) -> None:
+        """Bring back what was in memory before, and remember what is from then on."""
+        await self._upkeep.preload_tried.wait()
+        if self._settings.restore:
+            await warmth.restore()
+        await warmth.remember()
+
+    def _retiring(self, warmth: Warmth) -> list[asyncio.Task[None]]:
+        idle_seconds = self._settings.base_idle_seconds
+        return [asyncio.create_task(warmth.retire(idle_seconds))] if idle_seconds else []
 
     async def _check_adopted(self) -> None:
         """Check the blocks of adopted segments, one segment after another, before anybody asks."""

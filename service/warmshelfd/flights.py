@@ -11,16 +11,19 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 
 from warmshelf.errors import DeadlineExceeded, Internal, LoadCancelled, WarmshelfError
-from warmshelf.types import ArtifactState, Failure
+from warmshelf.types import ArtifactState, Failure, LoadPhase
 from warmshelfd import failpoints
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.state import Event
 from warmshelfd.load import Load
 from warmshelfd.loading import Complete, Loaded, Loader
-from warmshelfd.metrics import Metrics, Outcome
+from warmshelfd.metric_table import Outcome
+from warmshelfd.metrics import Metrics
 from warmshelfd.records import remember, to_registration
 from warmshelfd.registry.base import Registration
 from warmshelfd.residency import Residency
@@ -28,6 +31,20 @@ from warmshelfd.tracing import EndedLoad, Tracing
 from warmshelfd.turns import Priority
 
 _log = logging.getLogger(__name__)
+
+ENDED_COUNT_MAX = 16
+"""Loads that are remembered for people to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A load that has ended; ``reason`` is why, if not well. Times are of the monotonic clock."""
+
+    artifact_id: str
+    outcome: Outcome
+    reason: str
+    begun: tuple[tuple[LoadPhase, float], ...]
+    end_seconds: float
 
 
 class Flights:
@@ -54,6 +71,8 @@ class Flights:
         self._tracing = tracing
         # Event loop only: the load under way of each artifact that has one.
         self._loads: dict[str, Load] = {}
+        # Event loop only: the last loads that ended, the latest last.
+        self.ended: deque[Ended] = deque(maxlen=ENDED_COUNT_MAX)
         # Loads that were stopped and have not ended yet, beside those above.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -154,6 +173,7 @@ class Flights:
         scheme = self._metrics.scheme(uri)
         ended = EndedLoad(entry.artifact_id, entry.kind.value, scheme, outcome, load.begun, now)
         self._metrics.load_ended(entry.kind, uri, outcome, load.begun, now, self._tracing.load_ended(ended))
+        self.ended.append(Ended(entry.artifact_id, outcome, _reason(load.error), tuple(load.begun), now))
 
     def _begin(self, entry: Entry, load: Load) -> None:
         """Space is reserved: the artifact is LOADING from now on."""
@@ -206,6 +226,10 @@ def _outcome(error: Exception | None) -> Outcome:
     if error is None:
         return "ok"
     return "cancelled" if isinstance(error, LoadCancelled) else "failed"
+
+
+def _reason(error: Exception | None) -> str:
+    return error.reason if isinstance(error, WarmshelfError) else ""
 
 
 def _too_slow(load: Load) -> DeadlineExceeded:

@@ -24,6 +24,7 @@ from socketserver import ThreadingTCPServer
 from typing import Any, TypeAlias
 
 from warmshelf.errors import DaemonInUse, InvalidConfig
+from warmshelfd.holders import describe, port_holder
 from warmshelfd.options import Listen
 
 _log = logging.getLogger(__name__)
@@ -159,7 +160,9 @@ class HttpServer(ThreadingTCPServer):
             super().__init__(address[:2], _Handler)  # type: ignore[arg-type]  # a host and a port
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise DaemonInUse(f"cannot serve HTTP on {listen}: another process listens there") from error
+                pid = port_holder(listen.port)
+                text = f"cannot serve HTTP on {listen}: {describe(pid)} listens there"
+                raise DaemonInUse(text, address=str(listen), pid_number=pid) from error
             raise InvalidConfig(f"cannot serve HTTP on {listen}: {error.strerror}", option="http") from error
 
     @property

@@ -23,6 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from warmshelf.errors import DaemonInUse, InvalidConfig
+from warmshelfd.holders import describe, lock_holder, port_holder
 from warmshelfd.options import Listen
 
 _SERVICES = (
@@ -167,7 +168,8 @@ def _why_not(listen: Listen) -> DaemonInUse | InvalidConfig:
             probe.bind(address)
     except OSError as error:  # also what getaddrinfo raises
         if error.errno == errno.EADDRINUSE:
-            return DaemonInUse(f"{what}: another process does", address=str(listen))
+            pid = port_holder(listen.port)
+            return DaemonInUse(f"{what}: {describe(pid)} does", address=str(listen), pid_number=pid)
         return InvalidConfig(f"{what}: {error.strerror}", option="listen", address=str(listen))
     return InvalidConfig(f"{what}: gRPC refuses it", option="listen", address=str(listen))
 
@@ -215,8 +217,9 @@ class _SocketLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            pid = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
-            raise DaemonInUse(f"unix://{self._path} is served by process {pid}", path=self._path, pid=pid) from None
+            pid = lock_holder(os.fstat(self._fd))
+            text = f"unix://{self._path} is served by {describe(pid)}"
+            raise DaemonInUse(text, path=self._path, pid_number=pid) from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         self._remove_socket()  # a dead daemon's leftover: the lock proves that nobody serves it

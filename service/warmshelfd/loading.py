@@ -48,7 +48,7 @@ from warmshelfd.inspecting import (
 from warmshelfd.load import Load
 from warmshelfd.memory.books import Reservation
 from warmshelfd.memory.segment import Segment, SegmentWriter
-from warmshelfd.metrics import NEIGHBOUR
+from warmshelfd.metric_table import NEIGHBOUR
 from warmshelfd.neighbours import Neighbours
 from warmshelfd.pools import LoadThreads, Pools
 from warmshelfd.registry.base import Registration, Registry

@@ -33,7 +33,8 @@ from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.segment_image import inspect_image
 from warmshelfd.inspecting import Examined, Origin
 from warmshelfd.memo import Prepared, prepare
-from warmshelfd.metrics import NEIGHBOUR, Metrics
+from warmshelfd.metric_table import NEIGHBOUR
+from warmshelfd.metrics import Metrics
 from warmshelfd.options import Network
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.residents import NODES_MAX, split_address

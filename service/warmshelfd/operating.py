@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TypeVar
 
-from warmshelfd import statuspage
+from warmshelfd import statusview
 from warmshelfd.http import Answer, Asked, Heartbeat, HttpServer, cannot_be_rebound, yes_or_no
 from warmshelfd.metrics import Metrics
 from warmshelfd.observing import stock
 from warmshelfd.options import Listen
 from warmshelfd.shelf import Shelf
-from warmshelfd.statuspage import Status
+from warmshelfd.statuspage import Place, look
+from warmshelfd.statusrows import Findings, Status, Wanted, wanted_by
 from warmshelfd.upkeep import Upkeep
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ class Operating:
     """The pages of one daemon, if it has an address for them.
 
     ``started`` is set by the event loop once every address is listened on; ``address`` is
-    the pages' own, once they are served.
+    the pages' own, once they are served. ``findings`` may be set to what tells of the node.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Operating:
     ) -> None:
         self.started = False
         self.address = ""
+        self.findings: Findings = tuple
         self._listen = listen
         self._metrics = metrics
         self._shelf = shelf
@@ -63,8 +65,8 @@ class Operating:
             return
         loop = asyncio.get_running_loop()
         pages = {
-            "/": lambda asked: self._show_status(loop, asked, statuspage.as_html),
-            "/status.json": lambda asked: self._show_status(loop, asked, statuspage.as_json),
+            "/": lambda asked: self._show_status(loop, asked, statusview.as_html),
+            "/status.json": lambda asked: self._show_status(loop, asked, statusview.as_json),
             "/metrics": lambda asked: self._show_metrics(loop, asked.accept),
             "/startupz": lambda _: yes_or_no(self.started),
             "/readyz": lambda _: yes_or_no(self.is_ready),
@@ -83,34 +85,29 @@ class Operating:
     @property
     def is_ready(self) -> bool:
         """Whether the preload has been tried. Nothing but stopping takes it back."""
-        return self.started and self._upkeep.preloaded and not self._shelf.draining
+        return self.started and self._upkeep.preload_tried.is_set() and not self._shelf.draining
 
     def _show_metrics(self, loop: asyncio.AbstractEventLoop, accept: str) -> Answer:
         _on_loop(loop, lambda: self._metrics.show(stock(self._shelf)))
         content_type, text = self._metrics.render(accept, self._heartbeat.age_seconds)
         return Answer(HTTPStatus.OK, text, content_type)
 
-    def _show_status(self, loop: asyncio.AbstractEventLoop, asked: Asked, render: Callable[[Status], Answer]) -> Answer:
+    def _show_status(
+        self, loop: asyncio.AbstractEventLoop, asked: Asked, render: Callable[[Status, Wanted], Answer]
+    ) -> Answer:
         if not cannot_be_rebound(asked.host, self._own_names):
             return Answer(HTTPStatus.MISDIRECTED_REQUEST, b"Ask by number, by localhost, or by this host's own name\n")
-        after = statuspage.after_of(asked.query)
-        status = _on_loop(loop, lambda: self._look(after))
+        wanted = wanted_by(asked.query)
+        status = _on_loop(loop, lambda: self._look(wanted))
         if status is None:
             age = self._heartbeat.age_seconds
             text = f"The event loop does not answer; it turned {age:.1f} s ago\n"
             return Answer(HTTPStatus.SERVICE_UNAVAILABLE, text.encode())
-        return render(status)
+        return render(status, wanted)
 
-    def _look(self, after_id: str) -> Status:
-        arena = self._shelf.residency.arena
-        return statuspage.look(
-            self._shelf,
-            after_id,
-            is_ready=self.is_ready,
-            pinning=arena.pinning,
-            page_size_bytes=arena.page_size_bytes,
-            uptime_seconds=time.monotonic() - self._start_time,
-        )
+    def _look(self, wanted: Wanted) -> Status:
+        uptime_seconds = time.monotonic() - self._start_time
+        return look(self._shelf, wanted, Place(self.is_ready, uptime_seconds, self.findings()))
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, look: Callable[[], T]) -> T | None:

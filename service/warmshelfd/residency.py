@@ -23,7 +23,8 @@ from warmshelfd.domain.placement import ArenaView, Fits, Need, Resident, plan
 from warmshelfd.domain.state import Event
 from warmshelfd.memory.arena import Arena, Reservation
 from warmshelfd.memory.segment import Segment
-from warmshelfd.metrics import EvictReason, Metrics
+from warmshelfd.metric_table import EvictReason
+from warmshelfd.metrics import Metrics
 from warmshelfd.running import run_stoppable, stop, wait_at_most
 from warmshelfd.turns import Priority, Turns
 
@@ -85,7 +86,7 @@ class Residency:
         self._catalog = catalog
         self._leases = leases
         self._threads = threads
-        self._floor_bytes = floor_bytes
+        self.floor_bytes = floor_bytes  # what bases must leave to adapters; changes with the budget
         # Event loop only. Bytes without a name stay here until nobody holds them.
         self._shelved: dict[str, Shelved] = {}
         # First come, first served among equals: one queue for adapters, one for bases.
@@ -185,22 +186,21 @@ class Residency:
     async def _try_reserve(
         self, size: int, kind: ArtifactKind, waiting: Callable[[ArenaFull | None], None]
     ) -> Reservation | None:
-        for shelved in self._shelved.values():
-            shelved.mapped = False  # whatever was mapped the last time is probed again
+        self.probe_again()
         evicted = False
         while not evicted:
-            decision = plan(Need(size, kind), self._view(), self._residents())
+            decision = plan(Need(size, kind), self._view(), self.residents())
             if not isinstance(decision, Fits):
                 waiting(self._full(size, self.held_bytes()))
                 return None
-            evicted = await self._evict_all(decision, size)
+            evicted = await self.evict_all(decision, lambda: self.arena.usage().free_bytes >= size)
         try:
             return self.arena.reserve(size)
         except ArenaFull as error:
             waiting(error)
             return None
 
-    async def _evict_all(self, decision: Fits, size: int) -> bool:
+    async def evict_all(self, decision: Fits, is_enough: Callable[[], bool]) -> bool:
         """Evict the victims one after another, but none in vain; say False if one turns out to be mapped or gone.
 
         What is free is asked of the file system again before each: nobody is evicted for nothing.
@@ -210,15 +210,31 @@ class Residency:
             if shelved is None or not await self._is_idle(shelved):
                 return False
         for shelved in victims:
-            if self.arena.usage().free_bytes >= size:
+            if is_enough():
                 return True
             if shelved is None or not await self._is_idle(shelved):  # again: looking at the others took its time
                 return False
-            for artifact_id in list(shelved.entries):
-                self._catalog.apply(artifact_id, Event.EVICTED)
-                self.forget_name(shelved.segment.segment_id, artifact_id, "placement")
-            await self.let_go(shelved.segment.segment_id)
+            await self._evict(shelved, "placement")
         return True
+
+    async def evict_idle(self, segment_id: str, reason: EvictReason) -> bool:
+        """Let one segment go, if it is neither held nor mapped; say whether it was."""
+        shelved = self._shelved.get(segment_id)
+        if shelved is None or not await self._is_idle(shelved):
+            return False
+        await self._evict(shelved, reason)
+        return True
+
+    async def _evict(self, shelved: Shelved, reason: EvictReason) -> None:
+        for artifact_id in list(shelved.entries):
+            self._catalog.apply(artifact_id, Event.EVICTED)
+            self.forget_name(shelved.segment.segment_id, artifact_id, reason)
+        await self.let_go(shelved.segment.segment_id)
+
+    def probe_again(self) -> None:
+        """Forget what was mapped the last time."""
+        for shelved in self._shelved.values():
+            shelved.mapped = False
 
     async def _is_idle(self, shelved: Shelved) -> bool:
         """Say whether a segment that has a name is neither held nor mapped."""
@@ -229,9 +245,10 @@ class Residency:
 
     def _view(self) -> ArenaView:
         usage = self.arena.usage()
-        return ArenaView(usage.budget_bytes, usage.free_bytes, usage.unnamed_bytes, self._floor_bytes)
+        return ArenaView(usage.budget_bytes, usage.free_bytes, usage.unnamed_bytes, self.floor_bytes)
 
-    def _residents(self) -> list[Resident]:
+    def residents(self) -> list[Resident]:
+        """Return what has a name, as a plan sees it."""
         return [
             Resident(
                 segment_id,

@@ -205,6 +205,11 @@ class Settings(BaseSettings):
     """TOML file of artifacts to register, and patterns of IDs; read again when it changes. Default: none."""
     preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
     """IDs to make resident at start, begun in this order. Default: none."""
+    restore: bool = True
+    """Whether what was in memory before a reboot is loaded again, the last used first, as far as it fits; after the
+    preload, behind everybody who asks for something. Default: yes."""
+    base_idle_seconds: Seconds | None = None
+    """A base that nobody has used or held for so long is evicted. Default: none is, before its room is wanted."""
     http: Annotated[Address, AfterValidator(_check_http)] | None = None
     """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO

@@ -7,7 +7,7 @@ in ``registering``; leases and loads are in ``leasing``. Knows no gRPC.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 
 from warmshelf.errors import (
@@ -73,6 +73,7 @@ class Shelf:
         self.flights = Flights(catalog, residency, loader, self.matching.complete, save, on_ready, metrics, tracing)
         self.aliases = Aliases(catalog, registry, clock)
         self.draining = False
+        self.uses: Mapping[str, datetime] = {}  # when what was in memory before the start was last used
         self.hash_threads = executor(1, "hash")
         self.clock = clock
         self.metrics = metrics
@@ -84,9 +85,14 @@ class Shelf:
     async def start(self) -> None:
         """Read the registry, adopt the segments it names, and clean up all others."""
         await self.aliases.start()
-        owners: dict[str, list[Entry]] = {}
         for registration in await self.registry.load_all():
-            self.catalog.add(entry := to_entry(registration))
+            self.catalog.add(to_entry(registration))
+        self.uses = await self.registry.load_uses()
+        for artifact_id, use_time in sorted(self.uses.items(), key=lambda use: use[1]):
+            if (entry := self.catalog.find(artifact_id)) is not None:
+                self.catalog.touch(entry, use_time)
+        owners: dict[str, list[Entry]] = {}  # the last used first: should the budget be smaller now, they stay
+        for entry in sorted(self.catalog, key=lambda entry: -entry.last_use_order):
             if entry.segment_id:
                 owners.setdefault(entry.segment_id, []).append(entry)
         self.matching.bases_missing()

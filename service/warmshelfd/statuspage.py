@@ -1,116 +1,74 @@
-"""The status page: what the daemon holds, for people to read and for machines as JSON.
+"""The status page: a picture of the daemon, taken on the event loop and of bounded length.
 
-Made anew for each request, without a script, and of bounded length. It shows IDs,
-numbers and why loads failed; neither sources nor holders. All text in it may
-come from strangers, so every piece is escaped. Knows no HTTP server.
+For machines it is JSON; for people ``statusview`` draws it. It shows IDs, holders, numbers
+and why loads failed; no sources, for their URIs say where a company keeps its models. Knows
+no HTTP server and no HTML.
 """
 
 from __future__ import annotations
 
-import base64
-import dataclasses
-import hashlib
 import heapq
-import json
-from collections.abc import Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from html import escape
-from http import HTTPStatus
-from urllib.parse import parse_qs, quote
+from datetime import datetime
 
-from warmshelf.errors import InvalidId
-from warmshelf.types import ArtifactState, check_id
+from warmshelf.types import ArtifactKind, ArtifactState
 from warmshelfd import __version__
 from warmshelfd.domain.catalog import Entry
-from warmshelfd.http import Answer
+from warmshelfd.domain.leases import LeaseRecord
+from warmshelfd.flights import Ended
+from warmshelfd.load import Load
 from warmshelfd.observing import stock
 from warmshelfd.shelf import Shelf
-
-ROWS_MAX = 200
-"""Artifacts on one page; the next are a link away."""
-
-FAILED_ROWS_MAX = 20
-"""Failed artifacts that are shown with their errors, the last used first."""
-
-MESSAGE_CHARS_MAX = 500
-"""How much of an error is shown."""
-
-_STYLE = (
-    "body{font:14px sans-serif;margin:2em;max-width:80em}table{border-collapse:collapse;margin:1em 0}"
-    "td,th{text-align:left;padding:.2em 1em .2em 0;border-bottom:1px solid #ddd;overflow-wrap:anywhere}"
+from warmshelfd.statusrows import (
+    FAILED_MAX,
+    FINDINGS_MAX,
+    GROUPS_MAX,
+    HOLDER_BYTES_MAX,
+    LEASES_MAX,
+    LOADS_MAX,
+    ROWS_MAX,
+    EndedRow,
+    FailedRow,
+    FindingRow,
+    GroupRow,
+    LeaseRow,
+    LoadRow,
+    PieceRow,
+    Row,
+    Status,
+    Wanted,
+    cut,
+    pieces_of,
+    rows_that_fit,
 )
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-
-HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-}
-"""Nothing may be loaded, run, sent or framed; the page's one style is known by its hash."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One artifact."""
+class Place:
+    """What is not the shelf's to know."""
 
-    artifact_id: str
-    kind: str
-    state: str
-    generation: int
-    size_bytes: int
-    leases: int
-    pinned: bool
-    kept: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRow:
-    """One artifact whose last load failed, and why."""
-
-    artifact_id: str
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """All that the page shows. Sizes as in ``warmshelf_arena_bytes``."""
-
-    version: str
     is_ready: bool
-    is_draining: bool
-    uptime_seconds: int
-    pinning: str
-    page_size_bytes: int
-    budget_bytes: int
-    arena_bytes: dict[str, int]
-    unpinned_bytes: int
-    artifacts: dict[str, int]
-    sessions: int
-    leases: int
-    loads_running: int
-    loads_waiting: int
-    callers_waiting: int
-    failed: tuple[FailedRow, ...]
-    rows: tuple[Row, ...]
-    next_after: str
+    uptime_seconds: float
+    findings: Sequence[FindingRow] = ()
 
 
-def look(
-    shelf: Shelf, after_id: str, *, is_ready: bool, pinning: str, page_size_bytes: int, uptime_seconds: float
-) -> Status:
-    """Return the status with the artifacts after an ID. On the event loop."""
-    now = stock(shelf)
-    page = shelf.catalog.page(after_id, ROWS_MAX, "")
+def look(shelf: Shelf, wanted: Wanted, place: Place) -> Status:
+    """Return the status. On the event loop."""
+    now, arena = stock(shelf), shelf.residency.arena
+    page = shelf.catalog.page(wanted.after_id, ROWS_MAX, wanted.base_id)
+    shown = page.entries[: rows_that_fit(entry.artifact_id for entry in page.entries)]
+    is_cut = len(shown) < len(page.entries)
     return Status(
         version=__version__,
-        is_ready=is_ready,
+        is_ready=place.is_ready,
         is_draining=shelf.draining,
-        uptime_seconds=int(uptime_seconds),
-        pinning=pinning,
-        page_size_bytes=page_size_bytes,
-        budget_bytes=shelf.residency.arena.budget_bytes,
+        uptime_seconds=int(place.uptime_seconds),
+        pinning=arena.pinning,
+        page_size_bytes=arena.page_size_bytes,
+        budget_bytes=arena.budget_bytes,
         arena_bytes={
             "held": now.held_bytes,
             "idle": now.idle_bytes,
@@ -119,15 +77,24 @@ def look(
             "free": now.free_bytes,
         },
         unpinned_bytes=now.unpinned_bytes,
+        pieces=pieces_of(
+            [PieceRow(r.artifact_id, r.kind.value, r.size_bytes, r.held) for r in shelf.residency.residents()]
+        ),
         artifacts={state.value: count for state, count in now.artifacts.items()},
         sessions=now.sessions,
         leases=now.leases,
+        lease_rows=tuple(_lease(record, shelf.clock()) for record in shelf.leases.page(0, LEASES_MAX).leases),
         loads_running=now.loads_running,
         loads_waiting=now.loads_waiting,
         callers_waiting=now.callers_waiting,
+        load_rows=_loads(shelf.flights.loads, time.monotonic()),
+        ended=tuple(_ended(one, time.monotonic()) for one in reversed(shelf.flights.ended)),
+        groups=_groups(shelf),
         failed=_failed(shelf),
-        rows=tuple(_row(shelf, entry) for entry in page.entries),
-        next_after=page.next_after_id,
+        findings=tuple(place.findings[:FINDINGS_MAX]),
+        base_id=wanted.base_id,
+        rows=tuple(_row(shelf, entry) for entry in shown),
+        next_after=shown[-1].artifact_id if is_cut else page.next_after_id,
     )
 
 
@@ -144,89 +111,55 @@ def _row(shelf: Shelf, entry: Entry) -> Row:
     )
 
 
+def _lease(record: LeaseRecord, now: datetime) -> LeaseRow:
+    age = max((now - record.acquire_time).total_seconds(), 0)
+    return LeaseRow(record.artifact_id, record.generation, cut(record.holder, HOLDER_BYTES_MAX), int(age))
+
+
+def _loads(loads: Collection[Load], now_seconds: float) -> tuple[LoadRow, ...]:
+    """Return those that have begun first."""
+    first = heapq.nsmallest(LOADS_MAX, loads, key=lambda load: load.begun[0][1])
+    return tuple(
+        LoadRow(
+            load.artifact_id,
+            load.phase.value,
+            load.done_bytes,
+            load.total_bytes,
+            round(now_seconds - load.begun[0][1], 1),
+            load.waiters.count,
+            cut(load.room.message) if load.room else "",
+        )
+        for load in first
+    )
+
+
+def _ended(one: Ended, now_seconds: float) -> EndedRow:
+    ends = [*(begin for _, begin in one.begun[1:]), one.end_seconds]
+    phases = tuple((phase.value, end - begin) for (phase, begin), end in zip(one.begun, ends, strict=True))
+    return EndedRow(one.artifact_id, one.outcome, one.reason, now_seconds - one.end_seconds, phases)
+
+
+def _groups(shelf: Shelf) -> tuple[GroupRow, ...]:
+    """Return the bases by how many adapters they have; adapters that name none are those of ""."""
+    counts: dict[str, Counter[str]] = {}
+    for entry in shelf.catalog:
+        if entry.kind is ArtifactKind.ADAPTER or entry.spec.base_id:  # one that was not looked at yet has no kind
+            counts.setdefault(entry.spec.base_id, Counter())[entry.state.value] += 1
+        elif entry.kind is ArtifactKind.BASE:
+            counts.setdefault(entry.artifact_id, Counter())
+    most = heapq.nlargest(GROUPS_MAX, counts.items(), key=lambda item: item[1].total())
+    return tuple(GroupRow(base_id, _state_of(shelf, base_id), dict(count)) for base_id, count in most)
+
+
+def _state_of(shelf: Shelf, base_id: str) -> str:
+    entry = shelf.catalog.find(base_id)
+    return entry.state.value if entry is not None else ""
+
+
 def _failed(shelf: Shelf) -> tuple[FailedRow, ...]:
     entries = shelf.catalog.in_state(ArtifactState.FAILED)
     return tuple(
-        FailedRow(e.artifact_id, e.failure.reason, e.failure.message[:MESSAGE_CHARS_MAX])
-        for e in heapq.nlargest(FAILED_ROWS_MAX, entries, key=lambda e: e.last_use_order)
-        if e.failure is not None
+        FailedRow(entry.artifact_id, entry.failure.reason, cut(entry.failure.message))
+        for entry in heapq.nlargest(FAILED_MAX, entries, key=lambda entry: entry.last_use_order)
+        if entry.failure is not None
     )
-
-
-# --- pure parts -------------------------------------------------------------
-
-
-def after_of(query: str) -> str:
-    """Return the ID after which a query asks to go on; "" if it is none."""
-    try:
-        return check_id(parse_qs(query, max_num_fields=4).get("after", [""])[0])
-    except (InvalidId, ValueError):
-        return ""
-
-
-def as_json(status: Status) -> Answer:
-    """Return the status for machines."""
-    body = json.dumps(dataclasses.asdict(status), indent=1).encode()
-    return Answer(HTTPStatus.OK, body, "application/json", HEADERS)
-
-
-def as_html(status: Status) -> Answer:
-    """Return the status for people."""
-    body = "".join(
-        (
-            f"<!DOCTYPE html><html lang=en><meta charset=utf-8><title>warmshelf</title><style>{_STYLE}</style>",
-            f"<h1>warmshelfd {escape(status.version)}</h1>",
-            _table((), _facts(status)),
-            "<h2>Artifacts</h2>",
-            _table(
-                ("ID", "kind", "state", "generation", "bytes", "leases", "pinned", "kept"), map(_cells, status.rows)
-            ),
-            _next(status),
-            "<h2>Failed</h2>",
-            _table(("ID", "reason", "message"), ((row.artifact_id, row.reason, row.message) for row in status.failed)),
-            "</html>",
-        )
-    )
-    return Answer(HTTPStatus.OK, body.encode("utf-8", "backslashreplace"), "text/html; charset=utf-8", HEADERS)
-
-
-def _facts(status: Status) -> Iterable[Sequence[str]]:
-    life = "draining" if status.is_draining else "ready" if status.is_ready else "starting"
-    yield "state", f"{life}, for {status.uptime_seconds} s"
-    yield "arena", f"{status.budget_bytes} bytes in pages of {status.page_size_bytes}"
-    yield "of these", _counts(status.arena_bytes)
-    yield "page-locked by", f"{status.pinning}; {status.unpinned_bytes} bytes are not locked"
-    yield "artifacts", _counts(status.artifacts)
-    yield "leases", f"{status.leases} in {status.sessions} sessions"
-    waiting = f"{status.loads_waiting} waiting for room"
-    yield "loads", f"{status.loads_running} running, {waiting}; {status.callers_waiting} callers wait"
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
-
-
-def _cells(row: Row) -> Sequence[str]:
-    return (
-        row.artifact_id,
-        row.kind,
-        row.state,
-        str(row.generation),
-        str(row.size_bytes),
-        str(row.leases),
-        "yes" if row.pinned else "no",
-        "yes" if row.kept else "no",
-    )
-
-
-def _next(status: Status) -> str:
-    return f'<p><a href="/?after={escape(quote(status.next_after))}">next</a></p>' if status.next_after else ""
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [_line("th", head)] if head else []
-    return f"<table>{''.join([*lines, *(_line('td', row) for row in rows)])}</table>"
-
-
-def _line(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"

@@ -20,10 +20,10 @@ from warmshelf.types import ArtifactState, Source
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.domain.declaration import NOTHING, Declaration, Declared, parse_declaration
 from warmshelfd.leasing import Leasing
+from warmshelfd.preloading import preload
 from warmshelfd.registering import RegisterOptions
 from warmshelfd.running import log_failure, side_by_side, stop
 from warmshelfd.shelf import Shelf
-from warmshelfd.turns import Priority
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -85,7 +85,7 @@ class Upkeep:
         # What is in force: the last version of the file that could be understood, and how that file looked.
         self._declaration = NOTHING
         self._looked = _look(declare)
-        self.preloaded = False  # every artifact to preload has been tried
+        self.preload_tried = asyncio.Event()  # set once every artifact to preload has been
         if declare is not None:
             self._declaration = read_declaration(declare)
 
@@ -165,7 +165,7 @@ class Upkeep:
     async def _preload(self, artifact_ids: Sequence[str]) -> None:
         """Make artifacts resident, begun in this order."""
         await side_by_side(self._preload_one, artifact_ids, PRELOAD_COUNT)
-        self.preloaded = True
+        self.preload_tried.set()
 
     async def _preload_one(self, artifact_id: str) -> None:
         """Make an artifact resident; if that cannot be, it is logged."""
@@ -173,8 +173,7 @@ class Upkeep:
             await self._declare(artifact_id)
         try:
             await self.register_unknown(artifact_id)
-            async for _ in self._leasing.progress(artifact_id, None, Priority.PRELOAD):
-                pass
+            await preload(self._shelf, self._leasing, artifact_id)
         except WarmshelfError as error:
             _log.warning("preload of %s: %s", artifact_id, error)
 
@@ -210,8 +209,7 @@ class Upkeep:
             try:
                 await self._shelf.register(entry.artifact_id, entry.spec, RegisterOptions(follow=True))
                 if was_ready and entry.generation != generation:  # who acquires next finds the new bytes there
-                    async for _ in self._leasing.progress(entry.artifact_id, None, Priority.PRELOAD):
-                        pass
+                    await preload(self._shelf, self._leasing, entry.artifact_id)
             except WarmshelfError as error:
                 _log.warning("followed artifact %s: %s", entry.artifact_id, error)
 

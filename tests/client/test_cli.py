@@ -301,3 +301,14 @@ sys.exit(cli.main())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
     assert done.returncode == 2
     assert "warmshelf[cli]" in done.stderr
+
+
+def test_the_budget_is_shown_and_changed(run: Run, stand_in: StandIn) -> None:
+    stand_in.capacity.CopyFrom(capabilities_pb2.GetCapacityResponse(budget_bytes=3 << 30))
+    assert "3.0 GiB" in run("budget")[1]
+    status, out, _ = run("budget", "1.5GiB", "--output", "json")
+    assert (status, json.loads(out)["budget_bytes"]) == (0, str(3 << 29))
+    assert stand_in.capacity.budget_bytes == 3 << 29
+    status, _, err = run("budget", "48 giblets")
+    assert status == 2
+    assert "64GiB" in err

@@ -46,6 +46,32 @@ class TestOperating:
         del lease
         eventually(lambda: shelf.capacity().free_bytes == 16 * MIB, "the bytes are given back")
 
+    def test_a_smaller_budget_makes_the_least_recently_used_leave_and_never_what_is_leased(
+        self, shelf: warmshelf.Shelf, models: Path
+    ) -> None:
+        for name, size in (("a", 4), ("b", 3), ("c", 2), ("d", 8)):
+            shelf.register(name, sized(models, name, size * MIB))
+        lease = shelf.acquire("a")
+        shelf.acquire("b").release()
+        shelf.acquire("c").release()
+        for size in (0, -1, 1 << 63):
+            with pytest.raises(errors.InvalidRequest):
+                shelf.set_budget(size)
+        with pytest.raises(errors.ArenaFull) as caught:
+            shelf.set_budget(4 * MIB, timeout=0.5)
+        assert int(caught.value.details["budget_bytes"]) == shelf.capacity().budget_bytes == 16 * MIB
+        assert [a.state.value for a in shelf.list()] == ["ready", "ready", "ready", "registered"], "none left in vain"
+        try:
+            assert shelf.set_budget(7 * MIB).budget_bytes == shelf.capabilities().arena_size_bytes == 7 * MIB
+            assert [a.state.value for a in shelf.list()] == ["ready", "registered", "ready", "registered"]
+            with pytest.raises(errors.LargerThanArena):
+                shelf.acquire("d")
+        finally:
+            shelf.set_budget(16 * MIB)
+        shelf.acquire("b").release()
+        assert shelf.get("c").state is ArtifactState.READY
+        lease.release()
+
     def test_verify_counts_the_bytes_of_what_is_resident(self, shelf: warmshelf.Shelf, models: Path) -> None:
         shelf.register("a", sized(models, "a", MIB))
         with pytest.raises(errors.NotResident):

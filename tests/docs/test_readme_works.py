@@ -56,7 +56,7 @@ def test_the_example_runs_and_its_tensors_outlive_the_lease(daemon: Daemon) -> N
 def test_the_commands_run_in_the_order_in_which_they_stand(daemon: Daemon) -> None:
     commands = [shlex.split(line) for line in re.findall(r"^\$ warmshelf (.*)$", README, re.MULTILINE)]
     shown = {words[0]: run(daemon, [sys.executable, "-m", "warmshelf.cli", *words]) for words in commands}
-    looking = ["list", "show", "leases", "capacity", "verify", "export"]
+    looking = ["list", "show", "leases", "capacity", "budget", "verify", "export"]
     assert list(shown) == ["register", "load", *looking, "push", "evict", "remove"]
     assert "ready" in shown["list"]
     assert "model.safetensors" in shown["show"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmshelf.types import ArtifactKind
-from warmshelfd.domain.placement import ArenaView, Fits, Need, Never, Resident, Wait, plan
+from warmshelfd.domain.placement import ArenaView, Fits, Need, Never, Resident, Wait, plan, plan_shrink
 
 BASE, ADAPTER = ArtifactKind.BASE, ArtifactKind.ADAPTER
 
@@ -197,3 +197,22 @@ def test_with_adapters_of_one_size_the_choice_is_exact_and_spares_the_most_recen
 def newest(leaving: Sequence[Resident]) -> int:
     """The order of the most recently used one that leaves; the lower, the better the choice."""
     return max((r.last_use_order for r in leaving), default=-1)
+
+
+def test_a_smaller_budget_takes_what_is_free_first_and_then_the_least_recently_used() -> None:
+    there = [resident("new", 3, 9), resident("old", 3, 1), resident("held", 2, 0, held=True)]
+    assert plan_shrink(2, arena(10, there), there) == Fits()
+    assert names(plan_shrink(3, arena(10, there), there)) == ["old"]
+    assert names(plan_shrink(8, arena(10, there), there)) == ["old", "new"]
+
+
+def test_a_budget_that_what_is_held_does_not_fit_into_makes_nobody_leave() -> None:
+    there = [resident("old", 3, 1), resident("held", 5, 0, held=True)]
+    assert isinstance(plan_shrink(6, arena(10, there), there), Wait)
+
+
+def test_a_smaller_budget_spares_adapters_for_bases_but_not_for_its_own_sake() -> None:
+    """The floor keeps bases from pushing adapters out; an operator may."""
+    there = [resident("adapter", 4, 1, ADAPTER), resident("base", 4, 9)]
+    assert names(plan_shrink(4, arena(8, there, floor=2), there)) == ["base"]
+    assert names(plan_shrink(7, arena(8, there, floor=2), there)) == ["adapter", "base"]

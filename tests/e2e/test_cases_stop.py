@@ -43,13 +43,31 @@ def share_port(second: Daemon, first: Daemon) -> None:
     second.tcp_address = first.tcp_address
 
 
+def share_registry(second: Daemon, first: Daemon) -> None:
+    second.registry = first.registry
+
+
+def share_spool(second: Daemon, first: Daemon) -> None:
+    (second.root / "state").mkdir()
+    (second.root / "state" / "registry.spool").symlink_to(first.root / "state" / "registry.spool")
+
+
+WHAT = {
+    share_arena: "arena ",
+    share_socket: "unix://",
+    share_port: "cannot listen on ",
+    share_registry: "registry ",
+    share_spool: "spool ",
+}
+
+
 def test_a_second_daemon_is_refused_and_says_who_has_it(shared: Daemon, models: Path) -> None:
     """Promise 14: exit status 1 at once; the first does not notice."""
     tensors = write_model(models / "a.safetensors", 1)
     with shared.connect() as shelf:
         shelf.register("a", models / "a.safetensors")
         lease = shelf.acquire("a", timeout=20)
-        for share in (share_arena, share_socket, share_port):
+        for share, what in WHAT.items():
             second = other(shared, share.__name__)
             share(second, shared)
             start = time.monotonic()
@@ -57,8 +75,9 @@ def test_a_second_daemon_is_refused_and_says_who_has_it(shared: Daemon, models: 
             assert second.wait() == 1
             assert time.monotonic() - start < 10
             text = second.log.read_text()
-            assert "DAEMON_IN_USE" in text
-            assert (shared.tcp_address if share is share_port else str(shared.pid)) in text
+            assert f"DAEMON_IN_USE: {what}" in text
+            assert f"process {shared.pid} (" in text
+            assert "-m warmshelfd)" in text, "how its command begins, and none of its options"
             assert "Traceback" not in text
             with warmshelf.connect(shared.tcp_address) as again, again.acquire("a", timeout=20) as one:
                 assert read_all(one) == read_all(lease) == tensors
@@ -84,7 +103,9 @@ def test_a_port_of_somebody_else_is_refused_naming_the_address(daemon: Daemon) -
         daemon.tcp_address = "{}:{}".format(*taken.getsockname())
         daemon.start(wait=False)
         assert daemon.wait() == 1
-        assert daemon.tcp_address in daemon.log.read_text()
+        text = daemon.log.read_text()
+        assert daemon.tcp_address in text
+        assert f"process {os.getpid()} (" in text
 
 
 def test_leftovers_of_a_killed_daemon_do_not_block_the_next(daemon: Daemon, models: Path) -> None:

@@ -33,7 +33,8 @@ class Daemon:
         self.registry = root / "state" / "registry.sqlite"
         self.log = root / "daemon.log"
         self.process: subprocess.Popen[str] | None = None
-        self.ready_line = ""
+        self.ready_line = ""  # or what the log said of the places when the daemon listened
+        self._log_bytes = 0  # of earlier lives
         self.tcp_address = "127.0.0.1:0"  # once started, the same again
 
     @property
@@ -64,6 +65,7 @@ class Daemon:
         if failpoints:
             environ["WARMSHELF_FAILPOINTS"] = failpoints
         with self.log.open("ab") as log:
+            self._log_bytes = log.tell()
             self.process = subprocess.Popen(
                 self.command(*options), stdout=subprocess.PIPE, stderr=log, text=True, env=environ, cwd=self.root
             )
@@ -79,6 +81,24 @@ class Daemon:
         if " ready: " not in self.ready_line:
             self.kill()
             pytest.fail(f"daemon is not ready: {self.ready_line!r}\n{self.log.read_text()}")
+        self._take_address()
+
+    def wait_listening(self) -> None:
+        """Wait until calls are answered, which is before the preload has been tried."""
+        assert self.process is not None
+        begin = self._log_bytes
+
+        def is_listening() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log.read_text()
+            found = re.search(r"listening: ([^\"\n]*)", self.log.read_bytes()[begin:].decode())
+            self.ready_line = found[1] if found else ""
+            return bool(found)
+
+        eventually(is_listening, "the daemon listens", READY_SECONDS)
+        self._take_address()
+
+    def _take_address(self) -> None:
         match = re.search(r"127\.0\.0\.1:\d+", self.ready_line)
         assert match is not None
         self.tcp_address = match[0]

@@ -172,6 +172,10 @@ class _Servicer(
     def GetCapabilities(self, request: Any, context: Any) -> Any:
         return capabilities_pb2.GetCapabilitiesResponse(daemon_version="0", format_names=["safetensors"])
 
+    def SetBudget(self, request: Any, context: Any) -> Any:
+        self._it.capacity.budget_bytes = request.budget_bytes
+        return capabilities_pb2.SetBudgetResponse(capacity=self._it.capacity)
+
     def GetCapacity(self, request: Any, context: Any) -> Any:
         return self._it.capacity
 

@@ -27,7 +27,7 @@ def test_a_directory_that_is_not_there_is_made_for_its_owner_alone(arenas: Arena
 def test_a_second_daemon_is_refused_and_told_who_has_the_directory(shm: Path) -> None:
     with Process("hold", shm) as holder:
         assert holder.line() == "held"
-        with pytest.raises(DaemonInUse, match=f"in use by process {holder.popen.pid}$") as refused:
+        with pytest.raises(DaemonInUse, match=f"in use by process {holder.popen.pid} \\(") as refused:
             Arena.open(str(shm), MIB, PinPolicy.OFF)
         assert refused.value.details["pid_number"] == holder.popen.pid
 

@@ -62,6 +62,7 @@ from warmshelf.types import (
     Progress,
     Registered,
     ResidencyList,
+    check_budget,
     check_id,
 )
 from warmshelf.watch import Feed
@@ -236,6 +237,11 @@ class FakeShelf(Shelf):
     def capacity(self, like: str | None = None) -> Capacity:
         """Return what is held, and how many more artifacts of the size of ``like`` fit."""
         return self._open().capacity(check_id(like) if like else "")
+
+    def set_budget(self, budget_bytes: int, *, timeout: float | None = None) -> Capacity:
+        """Make the budget larger or smaller."""
+        self._open().set_budget(check_budget(budget_bytes), self._deadline(timeout))
+        return self.capacity()
 
     def acquire(
         self,

@@ -163,7 +163,7 @@ class FakeDaemon:
         """Return all by ID, or a base's adapters; without config and module names."""
         with self._changed:
             found = [self._records[artifact_id].artifact for artifact_id in sorted(self._records)]
-        return [_basic(artifact) for artifact in found if base_id in ("", artifact.spec.base_id)]
+        return [rules.basic(artifact) for artifact in found if base_id in ("", artifact.spec.base_id)]
 
     def load(self, artifact_id: str, deadline: Deadline) -> Artifact:
         """Make an artifact resident; notice, as ``acquire`` does not, that the source of a resident one changed."""
@@ -218,6 +218,13 @@ class FakeDaemon:
                 fit_free_count=free // like if like else 0,
                 fit_evicting_count=(free + evictable) // like if like else 0,
             )
+
+    def set_budget(self, budget_bytes: int, deadline: Deadline) -> None:
+        """Have another budget, once what must leave for it has left."""
+        with self._changed:
+            while not self._make_room(self.budget_bytes - budget_bytes):
+                self._wait_for_room(budget_bytes, deadline)
+            self.budget_bytes = budget_bytes
 
     # --- leases ---
 
@@ -390,11 +397,3 @@ def _look(read: Callable[[], Content], known: Content | None) -> Content | None:
         return read()
     except (SourceNotFound, SourceUnavailable):
         return known
-
-
-def _basic(artifact: Artifact) -> Artifact:
-    inspection = artifact.inspection
-    if inspection is None or inspection.adapter is None:
-        return artifact
-    adapter = replace(inspection.adapter, config_json=b"", module_names=(), unmatched_module_names=())
-    return replace(artifact, inspection=replace(inspection, adapter=adapter))

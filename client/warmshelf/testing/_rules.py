@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warmshelf.errors import (
     ArenaFull,
@@ -118,6 +118,15 @@ def arena_full(size: int, used_bytes: int, budget_bytes: int) -> ArenaFull:
         used_bytes=used_bytes,
         budget_bytes=budget_bytes,
     )
+
+
+def basic(artifact: Artifact) -> Artifact:
+    """Return an artifact as listings have it: without config and module names."""
+    inspection = artifact.inspection
+    if inspection is None or inspection.adapter is None:
+        return artifact
+    adapter = replace(inspection.adapter, config_json=b"", module_names=(), unmatched_module_names=())
+    return replace(artifact, inspection=replace(inspection, adapter=adapter))
 
 
 def leased(artifact_id: str, holders: int) -> Leased:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fwarmshelf/v1/capabilities.proto\x12\x0cwarmshelf.v1\"\x18\n\x16GetCapabilitiesRequest\"\xf8\x01\n\x17GetCapabilitiesResponse\x12\x16\n\x0e\x64\x61\x65mon_version\x18\x01 \x01(\t\x12\x18\n\x10\x61rena_size_bytes\x18\x02 \x01(\x03\x12\x1d\n\x15\x61rena_page_size_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07pinning\x18\x04 \x01(\t\x12\x1c\n\x14\x63hunk_size_bytes_max\x18\x05 \x01(\x03\x12\x16\n\x0esource_schemes\x18\x06 \x03(\t\x12\x14\n\x0c\x66ormat_names\x18\x07 \x03(\t\x12\x17\n\x0f\x61rena_directory\x18\x08 \x01(\t\x12\x16\n\x0e\x61rena_identity\x18\t \x01(\t\".\n\x12GetCapacityRequest\x12\x18\n\x10like_artifact_id\x18\x01 \x01(\t\"\xce\x01\n\x13GetCapacityResponse\x12\x14\n\x0c\x62udget_bytes\x18\x01 \x01(\x03\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x03\x12\x12\n\nheld_bytes\x18\x03 \x01(\x03\x12\x15\n\runnamed_bytes\x18\x04 \x01(\x03\x12\x16\n\x0ereserved_bytes\x18\x05 \x01(\x03\x12\x12\n\nfree_bytes\x18\x06 \x01(\x03\x12\x16\n\x0e\x66it_free_count\x18\x07 \x01(\x03\x12\x1a\n\x12\x66it_evicting_count\x18\x08 \x01(\x03\x32\xc9\x01\n\x13\x43\x61pabilitiesService\x12^\n\x0fGetCapabilities\x12$.warmshelf.v1.GetCapabilitiesRequest\x1a%.warmshelf.v1.GetCapabilitiesResponse\x12R\n\x0bGetCapacity\x12 .warmshelf.v1.GetCapacityRequest\x1a!.warmshelf.v1.GetCapacityResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fwarmshelf/v1/capabilities.proto\x12\x0cwarmshelf.v1\"\x18\n\x16GetCapabilitiesRequest\"\xf8\x01\n\x17GetCapabilitiesResponse\x12\x16\n\x0e\x64\x61\x65mon_version\x18\x01 \x01(\t\x12\x18\n\x10\x61rena_size_bytes\x18\x02 \x01(\x03\x12\x1d\n\x15\x61rena_page_size_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07pinning\x18\x04 \x01(\t\x12\x1c\n\x14\x63hunk_size_bytes_max\x18\x05 \x01(\x03\x12\x16\n\x0esource_schemes\x18\x06 \x03(\t\x12\x14\n\x0c\x66ormat_names\x18\x07 \x03(\t\x12\x17\n\x0f\x61rena_directory\x18\x08 \x01(\t\x12\x16\n\x0e\x61rena_identity\x18\t \x01(\t\".\n\x12GetCapacityRequest\x12\x18\n\x10like_artifact_id\x18\x01 \x01(\t\"\xce\x01\n\x13GetCapacityResponse\x12\x14\n\x0c\x62udget_bytes\x18\x01 \x01(\x03\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x03\x12\x12\n\nheld_bytes\x18\x03 \x01(\x03\x12\x15\n\runnamed_bytes\x18\x04 \x01(\x03\x12\x16\n\x0ereserved_bytes\x18\x05 \x01(\x03\x12\x12\n\nfree_bytes\x18\x06 \x01(\x03\x12\x16\n\x0e\x66it_free_count\x18\x07 \x01(\x03\x12\x1a\n\x12\x66it_evicting_count\x18\x08 \x01(\x03\"(\n\x10SetBudgetRequest\x12\x14\n\x0c\x62udget_bytes\x18\x01 \x01(\x03\"H\n\x11SetBudgetResponse\x12\x33\n\x08\x63\x61pacity\x18\x01 \x01(\x0b\x32!.warmshelf.v1.GetCapacityResponse2\x97\x02\n\x13\x43\x61pabilitiesService\x12^\n\x0fGetCapabilities\x12$.warmshelf.v1.GetCapabilitiesRequest\x1a%.warmshelf.v1.GetCapabilitiesResponse\x12R\n\x0bGetCapacity\x12 .warmshelf.v1.GetCapacityRequest\x1a!.warmshelf.v1.GetCapacityResponse\x12L\n\tSetBudget\x12\x1e.warmshelf.v1.SetBudgetRequest\x1a\x1f.warmshelf.v1.SetBudgetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,6 +39,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETCAPACITYREQUEST']._serialized_end=372
   _globals['_GETCAPACITYRESPONSE']._serialized_start=375
   _globals['_GETCAPACITYRESPONSE']._serialized_end=581
-  _globals['_CAPABILITIESSERVICE']._serialized_start=584
-  _globals['_CAPABILITIESSERVICE']._serialized_end=785
+  _globals['_SETBUDGETREQUEST']._serialized_start=583
+  _globals['_SETBUDGETREQUEST']._serialized_end=623
+  _globals['_SETBUDGETRESPONSE']._serialized_start=625
+  _globals['_SETBUDGETRESPONSE']._serialized_end=697
+  _globals['_CAPABILITIESSERVICE']._serialized_start=700
+  _globals['_CAPABILITIESSERVICE']._serialized_end=979
 # @@protoc_insertion_point(module_scope)

@@ -1,7 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Iterable as _Iterable, Optional as _Optional
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -56,3 +56,15 @@ class GetCapacityResponse(_message.Message):
     fit_free_count: int
     fit_evicting_count: int
     def __init__(self, budget_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., unnamed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., fit_free_count: _Optional[int] = ..., fit_evicting_count: _Optional[int] = ...) -> None: ...
+
+class SetBudgetRequest(_message.Message):
+    __slots__ = ("budget_bytes",)
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    budget_bytes: int
+    def __init__(self, budget_bytes: _Optional[int] = ...) -> None: ...
+
+class SetBudgetResponse(_message.Message):
+    __slots__ = ("capacity",)
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    capacity: GetCapacityResponse
+    def __init__(self, capacity: _Optional[_Union[GetCapacityResponse, _Mapping]] = ...) -> None: ...

@@ -45,6 +45,11 @@ class CapabilitiesServiceStub(object):
                 request_serializer=warmshelf_dot_v1_dot_capabilities__pb2.GetCapacityRequest.SerializeToString,
                 response_deserializer=warmshelf_dot_v1_dot_capabilities__pb2.GetCapacityResponse.FromString,
                 _registered_method=True)
+        self.SetBudget = channel.unary_unary(
+                '/warmshelf.v1.CapabilitiesService/SetBudget',
+                request_serializer=warmshelf_dot_v1_dot_capabilities__pb2.SetBudgetRequest.SerializeToString,
+                response_deserializer=warmshelf_dot_v1_dot_capabilities__pb2.SetBudgetResponse.FromString,
+                _registered_method=True)
 
 
 class CapabilitiesServiceServicer(object):
@@ -52,7 +57,7 @@ class CapabilitiesServiceServicer(object):
     """
 
     def GetCapabilities(self, request, context):
-        """Returns limits and abilities; they do not change while the daemon runs.
+        """Returns limits and abilities; but for the arena's size, they do not change while the daemon runs.
 
         There are no method-specific errors.
         """
@@ -64,6 +69,18 @@ class CapabilitiesServiceServicer(object):
         """Returns what the arena holds and how much more would fit.
 
         Errors: NOT_FOUND ARTIFACT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetBudget(self, request, context):
+        """Makes the budget larger or smaller, until the daemon ends: a restarted one has the budget that it is
+        configured with. A smaller one makes the least recently used leave, never what is leased, mapped or kept;
+        if that is not enough, it waits until just before the deadline, and then nothing has changed.
+
+        Errors: INVALID_ARGUMENT INVALID_REQUEST, INVALID_CONFIG: the node has not so much; RESOURCE_EXHAUSTED
+        ARENA_FULL, PINNING_FAILED; UNAVAILABLE DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,6 +98,11 @@ def add_CapabilitiesServiceServicer_to_server(servicer, server):
                     servicer.GetCapacity,
                     request_deserializer=warmshelf_dot_v1_dot_capabilities__pb2.GetCapacityRequest.FromString,
                     response_serializer=warmshelf_dot_v1_dot_capabilities__pb2.GetCapacityResponse.SerializeToString,
+            ),
+            'SetBudget': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBudget,
+                    request_deserializer=warmshelf_dot_v1_dot_capabilities__pb2.SetBudgetRequest.FromString,
+                    response_serializer=warmshelf_dot_v1_dot_capabilities__pb2.SetBudgetResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -138,6 +160,33 @@ class CapabilitiesService(object):
             '/warmshelf.v1.CapabilitiesService/GetCapacity',
             warmshelf_dot_v1_dot_capabilities__pb2.GetCapacityRequest.SerializeToString,
             warmshelf_dot_v1_dot_capabilities__pb2.GetCapacityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetBudget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/warmshelf.v1.CapabilitiesService/SetBudget',
+            warmshelf_dot_v1_dot_capabilities__pb2.SetBudgetRequest.SerializeToString,
+            warmshelf_dot_v1_dot_capabilities__pb2.SetBudgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,7 +10,7 @@ waits.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -208,6 +208,17 @@ class Catalog:
         self._last_use_order += 1
         entry.last_use_order = self._last_use_order
         entry.last_use_time = now
+
+    def order_by_time(self, artifact_ids: Collection[str]) -> None:
+        """Put artifacts, and all that was used since the first of them, in the order of the times of their use.
+
+        For what was loaded in another order than it was used in, long ago.
+        """
+        times = {id_: entry.last_use_time for id_ in artifact_ids if (entry := self._entries.get(id_)) is not None}
+        first = min((when for when in times.values() if when is not None), default=None)
+        later = [e for e in self if first is not None and e.last_use_time is not None and e.last_use_time >= first]
+        for entry in sorted(later, key=lambda entry: (entry.last_use_time, entry.last_use_order)):
+            self.touch(entry, entry.last_use_time or entry.register_time)
 
     def page(self, after_id: str, page_size: int, base_id: str = "") -> Page:
         """Return the next entries by ID after ``after_id``, which need not be known.

@@ -13,12 +13,14 @@ The rules:
    floor is no reserve: what adapters do not use, bases may.
 4. If all that may leave is still too little, nobody leaves.
 5. Nobody leaves in vain: without any one of the victims there is no room.
+6. A smaller budget has a base's rights, with the floor that goes with it; where that does
+   not suffice, it has an adapter's: the floor is against bases, not against operators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warmshelf.types import ArtifactKind
 
@@ -37,7 +39,7 @@ class ArenaView:
 
     Attributes:
         budget_bytes: all that it may ever hold.
-        free_bytes: of these, neither used nor promised; negative if the budget was lowered.
+        free_bytes: of these, neither used nor promised.
         unnamed_bytes: unlinked but still mapped; they come free on their own.
         adapter_floor_bytes: what bases must leave to the adapters that are there.
     """
@@ -127,6 +129,14 @@ def plan(request: Need, arena: ArenaView, residents: Sequence[Resident]) -> Plan
         floor_bytes=_sum(residents) - _sum(held) - _sum(evictable),
         unnamed_bytes=arena.unnamed_bytes,
     )
+
+
+def plan_shrink(size_bytes: int, arena: ArenaView, residents: Sequence[Resident]) -> Plan:
+    """Say who must leave for a budget that is so much smaller; ``arena`` has the new floor, and the old budget."""
+    missing = max(size_bytes - arena.free_bytes, 0)
+    full = replace(arena, budget_bytes=missing, free_bytes=0)
+    outcome = plan(Need(missing, ArtifactKind.BASE), full, residents)
+    return outcome if isinstance(outcome, Fits) else plan(Need(missing, ArtifactKind.ADAPTER), full, residents)
 
 
 def _evictable(request: Need, arena: ArenaView, residents: Sequence[Resident]) -> list[Resident]:

@@ -25,7 +25,8 @@ from warmshelf.errors import DaemonInUse, InvalidConfig, PinningFailed
 from warmshelf.segment import MAGIC, is_segment_id
 from warmshelfd import failpoints
 from warmshelfd.domain.extents import SegmentPlan
-from warmshelfd.memory.books import ArenaUsage, Books, Reservation
+from warmshelfd.holders import describe, lock_holder
+from warmshelfd.memory.books import ArenaUsage, Books, Claim, Reservation
 from warmshelfd.memory.mapped_file import MappedFile
 from warmshelfd.memory.pinning import PinPolicy, choose_pinning, lock_pages
 from warmshelfd.memory.segment import Home, Segment, SegmentWriter, loading_name, outline, room_error
@@ -55,13 +56,21 @@ _LOADING_NAME = re.compile(r"\.[0-9a-f]{32}\.loading")
 class Arena:
     """The segments of one directory."""
 
-    def __init__(self, directory: str, volume: Volume, budget_bytes: int, policy: PinPolicy, pinning: str) -> None:
+    def __init__(
+        self,
+        directory: str,
+        volume: Volume,
+        budget_bytes: int,
+        policy: PinPolicy,
+        pinning: str,
+        reserve_bytes: int,
+    ) -> None:
         """Use ``open``."""
         self.directory = directory
-        self.budget_bytes = budget_bytes
         self.pinning = pinning
         self.volume = volume
         self._policy = policy
+        self._reserve_bytes = reserve_bytes
         self._books = Books(budget_bytes, volume.free_bytes)
         self._unnamed = UnnamedFiles(self._books)
         has_small_pages = volume.page_size_bytes == mmap.PAGESIZE
@@ -89,12 +98,11 @@ class Arena:
             opened.callback(os.close, directory_fd)
             opened.callback(os.close, _take_lock(directory_fd, directory))
             volume = Volume.of(directory_fd)
-            limit = None if volume.is_hugetlb else memory_limit_bytes()
-            room = None if limit is None else limit - reserve_bytes
+            room = _cgroup_room(volume, reserve_bytes)
             budget = _default_budget(volume, room) if budget_bytes is None else budget_bytes
             _check_budget(budget, volume, room, directory)
             pinning = choose_pinning(pin, budget, is_hugetlb=volume.is_hugetlb)
-            arena = cls(directory, volume, budget, pin, pinning)
+            arena = cls(directory, volume, budget, pin, pinning, reserve_bytes)
             arena._open_files = opened.pop_all()
             return arena
 
@@ -102,6 +110,31 @@ class Arena:
     def page_size_bytes(self) -> int:
         """What sizes are rounded up to."""
         return self.volume.page_size_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        """What all of it may take."""
+        return self._books.budget_bytes
+
+    def grow(self, budget_bytes: int) -> None:
+        """Have a larger budget from now on.
+
+        Raises:
+            InvalidConfig: the file system or the cgroup does not allow it.
+            PinningFailed: it must be page-locked and cannot be.
+        """
+        _check_budget(budget_bytes, self.volume, _cgroup_room(self.volume, self._reserve_bytes), self.directory)
+        choose_pinning(self._policy, budget_bytes, is_hugetlb=self.volume.is_hugetlb)
+        self._books.grow(budget_bytes - self.budget_bytes)
+
+    def claim(self, size: int) -> Claim:
+        """Take room out of use that is to leave the budget."""
+        return self._books.claim(size)
+
+    def unspent_bytes(self) -> int:
+        """Return what of the budget is neither used nor promised, whatever the file system has."""
+        self._unnamed.sweep()
+        return self._books.unspent_bytes()
 
     def usage(self) -> ArenaUsage:
         """Return what the budget is spent on, after letting go of unnamed files that nobody maps any more."""
@@ -287,22 +320,11 @@ def _take_lock(directory_fd: int, directory: str) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = _lock_holder(os.fstat(fd))
+        pid = lock_holder(os.fstat(fd))
         os.close(fd)
-        who = f"process {holder}" if holder else "a process that cannot be seen from here"
-        raise DaemonInUse(f"arena {directory!r} is in use by {who}", directory=directory, pid_number=holder) from error
+        text = f"arena {directory!r} is in use by {describe(pid)}"
+        raise DaemonInUse(text, directory=directory, pid_number=pid) from error
     return fd
-
-
-def _lock_holder(stat: os.stat_result) -> int:
-    """Return who has locked a file, as the kernel's list of locks says; 0 if not visible from here."""
-    place = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
-    with suppress(OSError), open("/proc/locks", encoding="ascii") as file:
-        for line in file:
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5] == place:
-                return int(fields[4])
-    return 0
 
 
 def _default_budget(volume: Volume, room: int | None) -> int:
@@ -315,6 +337,12 @@ def _default_budget(volume: Volume, room: int | None) -> int:
     half = (volume.free_bytes() + left) // 2
     budget = half if room is None else min(half, room)
     return budget // volume.page_size_bytes * volume.page_size_bytes
+
+
+def _cgroup_room(volume: Volume, reserve_bytes: int) -> int | None:
+    """Return what the cgroup's memory limit leaves for the arena; None if nothing limits it."""
+    limit = None if volume.is_hugetlb else memory_limit_bytes()
+    return None if limit is None else limit - reserve_bytes
 
 
 def _check_budget(budget: int, volume: Volume, room: int | None, directory: str) -> None:

@@ -62,6 +62,18 @@ class Reservation:
         return _arena_full(size, self._books.usage(), why)
 
 
+class Claim(Reservation):
+    """Room that is to leave the budget. It needs no bytes of the file system, so all of it counts as given."""
+
+    def __init__(self, books: Books, size: int) -> None:
+        super().__init__(books, size)
+        self.allocated = size
+
+    def leave(self) -> bool:
+        """Make the budget so much smaller, if all of the room is there; say whether it was. Once."""
+        return self._books.shrink(self)
+
+
 class Books:
     """Who has what of the budget.
 
@@ -70,13 +82,48 @@ class Books:
     """
 
     def __init__(self, budget_bytes: int, volume_free: Callable[[], int]) -> None:
-        self._budget = budget_bytes
         self._volume_free = volume_free
         self._lock = threading.Lock()
         # Guarded by the lock.
+        self._budget = budget_bytes
         self._resident = 0
         self._unnamed = 0
         self._reservations: set[Reservation] = set()
+
+    @property
+    def budget_bytes(self) -> int:
+        """What may be spent in all."""
+        with self._lock:
+            return self._budget
+
+    def grow(self, size: int) -> None:
+        """Add to the budget."""
+        with self._lock:
+            self._budget += size
+
+    def claim(self, size: int) -> Claim:
+        """Take room out of use that is to leave the budget, also room that is not free yet.
+
+        Until there is so much, nothing is free for anybody else.
+        """
+        with self._lock:
+            claim = Claim(self, size)
+            self._reservations.add(claim)
+            return claim
+
+    def unspent_bytes(self) -> int:
+        """Return what of the budget is neither used nor promised; negative while a claim is not met."""
+        with self._lock:
+            return _unspent(self._usage())
+
+    def shrink(self, claim: Claim) -> bool:
+        """Let claimed room leave the budget, if all of it is there; say whether it was."""
+        with self._lock:
+            if _unspent(self._usage()) < 0:
+                return False
+            self._reservations.discard(claim)
+            self._budget -= claim.size
+            return True
 
     def usage(self) -> ArenaUsage:
         """Return all sums; the file system is asked anew."""

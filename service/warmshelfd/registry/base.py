@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -124,6 +125,13 @@ class Registry(ABC):
             AliasMoved: in a registry that nodes share it is another now.
             RegistryUnavailable: that registry is not in reach.
         """
+
+    async def load_uses(self) -> dict[str, datetime]:
+        """Return when what was in this node's memory was last used, by ID. No other node has a part in it."""
+        return {}
+
+    async def keep_uses(self, used: Mapping[str, datetime], gone: Collection[str]) -> None:  # noqa: B027
+        """Remember when artifacts were last used, and forget it of those that are not in memory any more."""
 
     def start(self, listener: Listener) -> None:  # noqa: B027 - nothing to do where nothing is shared
         """Begin to share, if this kind of registry does. Called once, when what it has was loaded."""

@@ -20,12 +20,12 @@ from warmshelf.errors import AliasMoved, Internal, RegistryUnavailable, SpecMism
 from warmshelf.types import Alias, Sync, SyncState
 from warmshelfd.redis_wire import RedisAwayError, RedisRefusedError
 from warmshelfd.registry.aliases import MARK
-from warmshelfd.registry.base import Heard, Listener, Registration, Registry
+from warmshelfd.registry.base import Heard, Listener, Registration
 from warmshelfd.registry.redis_link import Link
 from warmshelfd.registry.redis_store import Decision
 from warmshelfd.registry.redis_sync import Ears, RedisSync
 from warmshelfd.registry.shared import Change, Shared, Verdict, conflict_text, essence, is_alike, is_shared
-from warmshelfd.registry.sqlite import SqliteRegistry, to_row
+from warmshelfd.registry.sqlite import CopiedRegistry, SqliteRegistry, to_row
 from warmshelfd.registry.synced import REMOVED, Known, keep_known, load_known, put_known, read_some, remove
 
 ANSWER_SECONDS = 0.5
@@ -48,12 +48,12 @@ _LOST = "lost"  # an essence that no registration has
 _log = logging.getLogger(__name__)
 
 
-class RedisRegistry(Registry):
+class RedisRegistry(CopiedRegistry):
     """The copy, and what is known of the store. All state but ``_revisions`` belongs to the event loop."""
 
     def __init__(self, copy: SqliteRegistry, link: Link, count: Callable[[str], None]) -> None:
         """``count`` is told one word for everything that goes wrong; it may be called by any thread."""
-        self._copy = copy
+        super().__init__(copy)
         self._count = count
         self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -13,16 +13,17 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from warmshelf.errors import Internal, RegistryUnavailable, WarmshelfError
 from warmshelf.types import Alias
-from warmshelfd.registry import aliases
+from warmshelfd.registry import aliases, uses
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
 from warmshelfd.registry.sqlite_file import RegistryFile
@@ -101,6 +102,14 @@ class SqliteRegistry(Registry):
         await self.run(lambda connection: aliases.keep(connection, {after.name: after}))
         return after
 
+    async def load_uses(self) -> dict[str, datetime]:
+        """As the interface says."""
+        return await self.run(uses.load)
+
+    async def keep_uses(self, used: Mapping[str, datetime], gone: Collection[str]) -> None:
+        """As the interface says."""
+        await self.run(lambda connection: uses.keep(connection, used, gone))
+
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Let the thread do something with the file, in order with all else; whoever builds on this file uses it."""
         result: T = await self._do(work)
@@ -152,6 +161,21 @@ class SqliteRegistry(Registry):
             _tell(jobs, error=RegistryUnavailable(f"the registry: {error}"))
         else:
             _tell(jobs, results)
+
+
+class CopiedRegistry(Registry):
+    """A registry with a copy in a file of this node. What holds for this node alone is in the copy alone."""
+
+    def __init__(self, copy: SqliteRegistry) -> None:
+        self._copy = copy
+
+    async def load_uses(self) -> dict[str, datetime]:
+        """As the interface says."""
+        return await self._copy.load_uses()
+
+    async def keep_uses(self, used: Mapping[str, datetime], gone: Collection[str]) -> None:
+        """As the interface says."""
+        await self._copy.keep_uses(used, gone)
 
 
 def to_row(registration: Registration, *, is_proven: bool = False) -> Row:

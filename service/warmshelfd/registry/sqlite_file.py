@@ -16,6 +16,7 @@ import sqlite3
 from contextlib import suppress
 
 from warmshelf.errors import DaemonInUse, InvalidConfig, RegistryUnavailable, WarmshelfError
+from warmshelfd.holders import describe, file_holder
 
 SCHEMA = 1
 """The file's ``user_version``. A file of a newer schema is refused and not touched."""
@@ -119,7 +120,8 @@ def _open(path: str) -> sqlite3.Connection:
     except sqlite3.Error as error:
         connection.close()
         if "locked" in str(error):
-            raise DaemonInUse(f"registry {path} is in use by another process", path=path) from error
+            pid = file_holder(path) or file_holder(f"{path}-shm")
+            raise DaemonInUse(f"registry {path} is in use by {describe(pid)}", path=path, pid_number=pid) from error
         raise InvalidConfig(f"registry {path} is not usable: {error}; {_ADVICE}", path=path) from error
     except WarmshelfError:
         connection.close()

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from typing import IO, NoReturn
 
 from warmshelf.errors import ChunkCorrupt, DaemonInUse, LoadCancelled, SpoolFull, SpoolUnavailable
+from warmshelfd.holders import describe, lock_holder
 from warmshelfd.spool.announcement import announcement_from_json, announcement_to_json
 from warmshelfd.spool.base import Announcement, Held, PushedFile, Spool, is_push_id
 
@@ -70,9 +71,10 @@ class DirectorySpool(Spool):
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
+                pid = lock_holder(os.fstat(self._lock.fileno()))
                 self.close()
-                message = f"spool {self._directory!r} is in use by another daemon"
-                raise DaemonInUse(message, directory=self._directory) from error
+                message = f"spool {self._directory!r} is in use by {describe(pid)}"
+                raise DaemonInUse(message, directory=self._directory, pid_number=pid) from error
 
     def held(self) -> Iterator[Held]:
         """Return the pushes on the disk; what was on its way out goes now."""
