@@ -134,6 +134,7 @@ def test_every_setting_but_purge_can_be_given_in_the_environment_and_in_the_file
     special = {"listen": "localhost:1", "arena": "/x", "pin": "off", "registry": "sqlite:///x", "allow_source": "/x"}
     special |= {"http": "localhost:2", "log_format": "text", "registry_copy": "/x", "registry_password": "env:X"}
     special |= {"anonymous_roles": "reader", "insecure": "true", "restore": "false"}
+    special |= {"trace_endpoint": "http://collector:4318/v1/traces"}
     special |= {"advertise": "10.0.0.1", "neighbours": "10.0.0.0/8"}
     sizes = {"chunk_bytes": "128KiB", "small_chunk_bytes": "64KiB", "flight_bytes_max": "1GiB", "adapter_floor": "3%"}
     sizes |= {"message_bytes_max": "64KiB"}
