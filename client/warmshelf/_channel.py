@@ -97,6 +97,8 @@ def parse_address(text: str) -> Address:
     Raises:
         InvalidRequest: it is neither.
     """
+    if not isinstance(text, str):
+        raise InvalidRequest(f"an address is a string, not {type(text).__name__}")
     if text.startswith("unix:"):
         return _unix_address(text)
     match = _HOST_PORT.fullmatch(text)
@@ -129,6 +131,8 @@ class Deadline:
     __slots__ = ("_end_seconds", "timeout_seconds")
 
     def __init__(self, timeout_seconds: float) -> None:
+        if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, (int, float)):
+            raise InvalidRequest(f"a timeout is a number of seconds, not {timeout_seconds!r}")
         if not 0 < timeout_seconds <= TIMEOUT_SECONDS_MAX:
             raise InvalidRequest(
                 f"timeout of {timeout_seconds} seconds is not above 0 and at most {TIMEOUT_SECONDS_MAX:.0f}",

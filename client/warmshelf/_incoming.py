@@ -73,10 +73,10 @@ class Incoming(ABC):
         request = catalog_pb2.RegisterArtifactRequest(
             artifact_id=check_id(artifact_id),
             spec=_wire.spec_to_proto(spec_of(source_uri(source), base=base, digest=digest, revision=revision)),
-            replace=replace,
-            keep_resident=keep,
-            follow=follow,
-            defer_inspection=defer,
+            replace=bool(replace),
+            keep_resident=bool(keep),
+            follow=bool(follow),
+            defer_inspection=bool(defer),
         )
         connection = self._current().connection
         answer = connection.unary(connection.catalog.RegisterArtifact, request, self._deadline())
@@ -145,16 +145,25 @@ def source_uri(source: str | os.PathLike[str]) -> str:
     """Return a URI as it is, and a path as a file:// URI; the daemon takes no relative path.
 
     Raises:
-        InvalidSpec: it is empty.
+        InvalidSpec: it is empty, or neither.
     """
-    text = os.fspath(source)
+    if not isinstance(source, (str, os.PathLike)) or not isinstance(text := os.fspath(source), str):
+        raise InvalidSpec(f"a source is a URI or a path, not {type(source).__name__}")
     if not text:
         raise InvalidSpec("the source is empty")
+    if text.startswith("file:/") and not text.startswith("file://"):
+        raise InvalidSpec("a file URI begins with file:///")
     return text if _URI.match(text) else "file://" + quote(os.fsencode(os.path.abspath(text)))
 
 
 def spec_of(uri: str, *, base: str | None, digest: str | None, revision: str | None) -> ArtifactSpec:
-    """Return the spec that the arguments of ``register`` mean."""
+    """Return the spec that the arguments of ``register`` mean.
+
+    Raises:
+        InvalidId, InvalidSpec: one of them is none.
+    """
+    if revision is not None and not isinstance(revision, str):
+        raise InvalidSpec(f"a revision is a string, not {type(revision).__name__}")
     return ArtifactSpec(
         Source(uri, revision or "", check_digest(digest) if digest else ""),
         ArtifactKind.ADAPTER if base else ArtifactKind.UNKNOWN,

@@ -248,10 +248,10 @@ class Shelf(Incoming, Naming, Where):
             writable: whether this process may write into its own copy of a mapped segment. Without, the mapping
                 is read-only and shared, as ``warmshelf.torch.to_device`` needs it; a write ends the process.
         """
-        if isinstance(features, str) or not 0 <= rank_max <= RANK_MAX:
+        if isinstance(features, str) or not isinstance(rank_max, int) or not 0 <= rank_max <= RANK_MAX:
             raise InvalidRequest(
-                f"features is a list of names, and rank_max is from 0 to {RANK_MAX}: {features!r}, {rank_max}",
-                rank_max=rank_max,
+                f"features is a list of names, and rank_max is from 0 to {RANK_MAX}: {features!r}, {rank_max!r}",
+                rank_max_limit=RANK_MAX,
             )
         request = lease_pb2.AcquireLeaseRequest(
             artifact_id=check_id(artifact_id),

@@ -50,6 +50,8 @@ def check_digest(text: str) -> str:
     Raises:
         InvalidSpec: it is not.
     """
+    if not isinstance(text, str):
+        raise InvalidSpec(f"a digest is a string, not {type(text).__name__}")
     if not _DIGEST.fullmatch(text):
         shown = text[:_SHOWN_COUNT_MAX].encode("ascii", "backslashreplace").decode("ascii")
         raise InvalidSpec(f"digest {shown!r} is not blake3: or sha256: and 64 lower-case hexadecimal digits")

@@ -24,6 +24,8 @@ def check_id(artifact_id: str) -> str:
     Raises:
         InvalidId: it is not; says why.
     """
+    if not isinstance(artifact_id, str):
+        raise InvalidId(f"an artifact ID is a string, not {type(artifact_id).__name__}")
     why = _id_fault(artifact_id)
     if why:
         shown = artifact_id[:64].encode("ascii", "backslashreplace").decode("ascii")

@@ -59,8 +59,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, li
     path = command_line.pop("config", _Given(environ.get(f"{_PREFIX}CONFIG", ""), "")).value
     given = {**_from_file(str(path)), **environment, **command_line}
     settings = _settings({**_defaults(environ, warnings), **given})
-    if "spool" not in given:  # what is pushed belongs to its registrations
-        settings = settings.model_copy(update={"spool": _beside(settings)})
+    places = {name: _beside(settings) for name in ("spool", "spool_staging") if name not in given}
+    settings = settings.model_copy(update=places)  # what is pushed belongs to its registrations
     if "allow_source" not in given and all(listen.kind == "unix" for listen in settings.listen):
         settings = settings.model_copy(update={"allow_source": _here()})
     return settings, warnings + [
@@ -100,7 +100,6 @@ def _defaults(environ: Mapping[str, str], warnings: list[str]) -> dict[str, _Giv
         "arena": f"/dev/shm/{user}",  # noqa: S108 - the arena makes it 0700 and checks its owner
         "registry": f"sqlite://{state}/warmshelf/registry.sqlite" if state else f"sqlite:///tmp/{user}/registry.sqlite",
         "registry_copy": f"{state}/warmshelf/registry.sqlite" if state else f"/tmp/{user}/registry.sqlite",  # noqa: S108
-        "spool": f"{state}/warmshelf/registry.spool" if state else f"/tmp/{user}/registry.spool",  # noqa: S108
     }
     return {name: _Given(value, f"the default of {name}") for name, value in defaults.items()}
 
@@ -216,7 +215,7 @@ _COMMAND_LINE = {
     "node_zone": "ZONE",
     "advertise": "IP[:PORT]",
     "neighbours": "NETWORK",
-    "spool": "DIR",
+    "spool": "PLACE",
     "declare": "FILE",
     "allow_source": "PREFIX",
     "preload": "ID",

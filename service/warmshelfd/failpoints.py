@@ -39,6 +39,7 @@ NAMES = frozenset(
         "stream.chunk",  # before each chunk is sent
         "push.chunk",  # before each pushed chunk is written
         "push.proven",  # every file is on the disk and as it was sent, nothing is kept
+        "push.stored",  # a store of its own, if there is one, has every file too
         "push.kept",  # renamed to be kept, the registry does not know it
     }
 )

@@ -22,7 +22,8 @@ from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.state import Event
 from warmshelfd.load import Load
 from warmshelfd.loading import Complete, Loaded, Loader
-from warmshelfd.metrics import Metrics, Outcome
+from warmshelfd.metric_table import Outcome
+from warmshelfd.metrics import Metrics
 from warmshelfd.records import remember, to_registration
 from warmshelfd.registry.base import Registration
 from warmshelfd.residency import Residency

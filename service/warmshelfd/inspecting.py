@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from warmshelf._wire import layout_to_proto
-from warmshelf.errors import InvalidSpec
+from warmshelf.errors import (
+    InvalidSpec,
+    MalformedArtifact,
+    SourceNotAllowed,
+    SourceNotFound,
+    SourceTruncated,
+    SourceUnavailable,
+)
 from warmshelf.layout import Layout, SegmentSpec
 from warmshelf.types import ArtifactKind, ArtifactSpec, Inspection, Source
 from warmshelfd import stopping
@@ -24,6 +31,7 @@ from warmshelfd.header_room import HeaderRoom
 from warmshelfd.memo import InspectionMemo, Prepared
 from warmshelfd.memory.arena import Arena
 from warmshelfd.sources.base import OpenSource, SourceOpener
+from warmshelfd.sources.breaker import BreakerLimits, Breakers
 
 _MEMO_BYTES_MAX = 64 << 20
 """What inspections to remember: the headers of a thousand adapters of 420 tensors, with what they meant."""
@@ -65,13 +73,19 @@ class Sources:
     """Opens and inspects sources by their URI's scheme."""
 
     def __init__(
-        self, openers: Mapping[str, SourceOpener], limits: FormatLimits, keys: Keys, inspection_bytes_max: int
+        self,
+        openers: Mapping[str, SourceOpener],
+        limits: FormatLimits,
+        keys: Keys,
+        inspection_bytes_max: int,
+        breaker: BreakerLimits | None = None,
     ) -> None:
         """``inspection_bytes_max`` bounds what all inspections together have read of headers and config."""
         self.keys = keys
         self._openers = openers
         self._limits = limits
         self._room = HeaderRoom(inspection_bytes_max)
+        self._breakers = Breakers(breaker or BreakerLimits())
         self._memo = InspectionMemo(detect, bytes_max=_MEMO_BYTES_MAX)
 
     @property
@@ -89,11 +103,38 @@ class Sources:
         return opener.place(source.uri) if opener is not None else ""
 
     def open(self, source: Source) -> OpenSource:
-        """Open a source."""
-        return self._opener(source.uri).open(source.uri, source.revision)
+        """Open a source, unless its place has failed again and again just now."""
+        opener, place = self._opener(source.uri), self.place(source)
+        if place:
+            self._breakers.check(place, source.uri)
+        try:
+            return opener.open(source.uri, source.revision)
+        except SourceUnavailable:
+            self._note(place, source.uri, answered=False)
+            raise
 
     def examine(self, opened: OpenSource, cancelled: Callable[[], bool]) -> Examined:
         """Read an open source's headers and config; stop where ``cancelled`` says so."""
+        place = self.place(Source(opened.uri))
+        try:
+            examined = self._examine(opened, cancelled)
+        except SourceUnavailable:
+            self._note(place, opened.uri, answered=False)
+            raise
+        except (SourceNotFound, SourceNotAllowed, SourceTruncated, MalformedArtifact):
+            self._note(place, opened.uri, answered=True)
+            raise
+        self._note(place, opened.uri, answered=True)
+        return examined
+
+    def _note(self, place: str, uri: str, *, answered: bool) -> None:
+        """Take note of whether a server answered; what is on this node always does."""
+        if place and answered:
+            self._breakers.answered(place)
+        elif place:
+            self._breakers.failed(place, uri)
+
+    def _examine(self, opened: OpenSource, cancelled: Callable[[], bool]) -> Examined:
         opened.expect(first_reads(opened.files()))
         with stopping.heeding(cancelled), self._room.inspecting(opened) as files:
             prepared = self._memo.inspect(files, self._limits)

@@ -11,10 +11,12 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from warmshelf.errors import SourceChanged, SourceChangedDuringLoad
+from warmshelf.errors import SourceChanged, SourceChangedDuringLoad, SourceNotFound, SourceUnavailable
 from warmshelf.types import ArtifactKind, LoadPhase, Source
 from warmshelfd import failpoints
 from warmshelfd.decrypting import plain_reads
@@ -29,6 +31,7 @@ from warmshelfd.digesting import (
     one_file_digest,
     source_digest,
 )
+from warmshelfd.doubting import check_pinned, is_doubtful, reserve_unless
 from warmshelfd.inspecting import (
     Examined,
     Origin,
@@ -43,8 +46,9 @@ from warmshelfd.inspecting import (
     read_threads,
 )
 from warmshelfd.load import Load
+from warmshelfd.memory.books import Reservation
 from warmshelfd.memory.segment import Segment, SegmentWriter
-from warmshelfd.metrics import NEIGHBOUR
+from warmshelfd.metric_table import NEIGHBOUR
 from warmshelfd.neighbours import Neighbours
 from warmshelfd.pools import LoadThreads, Pools
 from warmshelfd.registry.base import Registration, Registry
@@ -213,9 +217,10 @@ class Loader:
 
     async def _create(self, job: _Job, load: Load, outline: Outline, reserved: Callable[[], None]) -> SegmentWriter:
         load.enter(LoadPhase.RESERVE, outline.size_bytes)
-        reservation = await self._residency.reserve(
-            outline.size_bytes, job.kind, lambda: load.priority, load.wait_for_room
-        )
+        reserve = partial(self._residency.reserve, outline.size_bytes, job.kind, lambda: load.priority)
+        is_odd = not job.examined.is_hearsay and is_doubtful(job.known, job.examined.fingerprint)
+        settle = partial(self._check_still_the_same, job.known) if is_odd else None
+        reservation = await reserve_unless(reserve, load.wait_for_room, settle, Reservation.release)
         try:
             reserved()
             failpoints.hit("load.reserved")
@@ -228,6 +233,10 @@ class Loader:
         except BaseException:
             reservation.release()
             raise
+
+    async def _check_still_the_same(self, known: Registration) -> None:
+        with suppress(SourceNotFound, SourceUnavailable):  # the load itself will say so
+            check_pinned(known, await self.digest_source(known.spec.source))
 
     async def _fill_and_seal(self, job: _Job, load: Load, writer: SegmentWriter, must_hash: bool) -> Loaded:
         load.enter(LoadPhase.READ, job.examined.inspection.tensor_bytes)
@@ -306,7 +315,7 @@ class Loader:
             raise SourceChangedDuringLoad(
                 f"the source of {known.artifact_id!r} changed while it was read", artifact_id=known.artifact_id
             )
-        _check_pinned(known, digest)
+        check_pinned(known, digest)
         return digest
 
     async def _run(self, job: _Job, function: Callable[[Cancelled], T]) -> T:
@@ -360,16 +369,6 @@ def _must_hash(job: _Job) -> bool:
     # By another node, or a push; or what was here came from another node.
     pinned_unseen = bool(known.digest) and not (known.segment_id and known.fingerprint)
     return job.examined.is_hearsay or changed or bool(expected) or pinned_unseen or job.kind is ArtifactKind.ADAPTER
-
-
-def _check_pinned(known: Registration, digest: str) -> None:
-    if digest and known.digest and digest != known.digest and not known.follow:
-        raise SourceChanged(
-            f"the source of {known.artifact_id!r} holds other bytes than those it was pinned to",
-            artifact_id=known.artifact_id,
-            expected=known.digest,
-            actual=digest,
-        )
 
 
 def _expect_file(job: _Job, cancelled: Cancelled) -> None:

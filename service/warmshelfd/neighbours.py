@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from warmshelf._security import PLAIN, Security
 from warmshelf.errors import (
     ArenaFull,
     Internal,
@@ -32,7 +33,8 @@ from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.segment_image import inspect_image
 from warmshelfd.inspecting import Examined, Origin
 from warmshelfd.memo import Prepared, prepare
-from warmshelfd.metrics import NEIGHBOUR, Metrics
+from warmshelfd.metric_table import NEIGHBOUR
+from warmshelfd.metrics import Metrics
 from warmshelfd.options import Network
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.residents import NODES_MAX, split_address
@@ -71,12 +73,14 @@ class NeighbourRules:
         patience: how long each may take.
         wait_seconds: how long to wait for one that is not busy.
         holder: what they are told that this node is called.
+        security: how they are known, and this node to them.
     """
 
     networks: Sequence[Network]
     patience: Patience
     wait_seconds: float
     holder: str
+    security: Security = PLAIN
 
     def allow(self, address: str) -> tuple[str, int] | None:
         """Return the IP and port behind an address, if it may be connected to."""
@@ -220,7 +224,7 @@ class _Image(Origin):
         where = self._rules.allow(self.resident.node.address)
         if where is None:
             raise NeighbourFault("not_allowed", "is at no address that may be connected to")
-        self._segment = NeighbourSegment(self.resident.node.address, *where, self._rules.patience)
+        self._segment = NeighbourSegment(self.resident.node.address, *where, self._rules.patience, self._rules.security)
         self._segment.looks = self._known.fingerprint
         return self._segment
 

@@ -23,17 +23,23 @@ from warmshelfd.sources.http_exchange import PORTS, Reach
 from warmshelfd.sources.hub import HubOpener
 from warmshelfd.sources.limits import RetryLimits, TimeLimits
 from warmshelfd.sources.redis import RedisOpener
+from warmshelfd.sources.redis_writing import RedisWriter
 from warmshelfd.sources.s3 import S3Opener
+from warmshelfd.sources.s3_writing import S3Writer
 from warmshelfd.sources.spool import SpoolOpener
 from warmshelfd.spool.base import Spool
 from warmshelfd.spool.directory import DirectorySpool
+from warmshelfd.spool.place import scheme_of
+from warmshelfd.spool.store import StoreSpool
 
 
 def openers(settings: Settings) -> Mapping[str, SourceOpener]:
     """Return the openers by scheme; each knows what it may open."""
+    # Also beside a store: what was pushed before there was one still lies here.
+    kept = DirectorySpool(settings.spool_staging if scheme_of(settings.spool) else settings.spool).kept_directory
     return {
         "file": FileOpener(_allowed(settings, "file")),
-        "spool": SpoolOpener(DirectorySpool(settings.spool).kept_directory),
+        "spool": SpoolOpener(kept),
         **_http_openers(settings),
         **{scheme: _redis(settings, scheme) for scheme in SCHEMES},
         **_optional_openers(settings),
@@ -41,8 +47,19 @@ def openers(settings: Settings) -> Mapping[str, SourceOpener]:
 
 
 def open_spool(settings: Settings) -> Spool:
-    """Return the spool that the settings name; it is opened later. Further kinds of spool are chosen here."""
-    return DirectorySpool(settings.spool)
+    """Return the spool that the settings name; it is opened later. Further kinds of spool are chosen here.
+
+    Raises:
+        InvalidConfig: it needs a library that is not installed.
+    """
+    scheme = scheme_of(settings.spool)
+    if not scheme:
+        return DirectorySpool(settings.spool)
+    if scheme != "s3":
+        return StoreSpool(settings.spool_staging, RedisWriter(settings.spool, settings.source))
+    if not find_spec("obstore"):
+        raise InvalidConfig("a spool in S3 needs obstore: pip install 'warmshelf[s3]'")
+    return StoreSpool(settings.spool_staging, S3Writer(settings.spool, settings.source, time_limits(settings)))
 
 
 def _optional_openers(settings: Settings) -> Mapping[str, SourceOpener]:
@@ -95,7 +112,9 @@ def _names_in(files: Files, index: str, limits: FormatLimits) -> Collection[str]
 
 
 def _allowed(settings: Settings, *schemes: str) -> list[str]:
-    return [prefix for prefix in settings.allow_source if _scheme(prefix) in schemes]
+    """Return the prefixes of these schemes that may be read; what this daemon keeps pushes in is one of them."""
+    places = [*settings.allow_source, *([settings.spool] if scheme_of(settings.spool) else [])]
+    return [prefix for prefix in places if _scheme(prefix) in schemes]
 
 
 def _scheme(prefix: str) -> str:

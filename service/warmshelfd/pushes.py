@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from warmshelf.errors import (
@@ -85,10 +85,12 @@ class Push:
 class PushBook:
     """All pushes by their number, and how much they take."""
 
-    def __init__(self, limits: PushLimits) -> None:
+    def __init__(self, limits: PushLimits, *, counts_kept: bool = True) -> None:
+        """``counts_kept``: whether pushes that are kept take the same room as unfinished ones."""
         self._limits = limits
+        self._counts_kept = counts_kept
         self._pushes: dict[str, Push] = {}
-        self._used_bytes = 0  # announced, of all of them
+        self._used_bytes = 0  # announced, of all that count
         self._unfinished: set[str] = set()
         self.bytes_max = limits.spool_bytes_max or 0
 
@@ -102,7 +104,7 @@ class PushBook:
     def add(self, push: Push) -> None:
         """Count a push in."""
         self._pushes[push.push_id] = push
-        self._used_bytes += push.announcement.size_bytes
+        self._used_bytes += self._counted_bytes(push)
         if not push.is_kept:
             self._unfinished.add(push.push_id)
 
@@ -111,12 +113,14 @@ class PushBook:
         push.is_dropped = True
         if self._pushes.get(push.push_id) is push:
             del self._pushes[push.push_id]
-            self._used_bytes -= push.announcement.size_bytes
+            self._used_bytes -= self._counted_bytes(push)
             self._unfinished.discard(push.push_id)
 
     def keep(self, push: Push) -> None:
         """Note that the spool keeps a push for good."""
+        self._used_bytes -= self._counted_bytes(push)
         push.is_kept = True
+        self._used_bytes += self._counted_bytes(push)
         self._unfinished.discard(push.push_id)
 
     def find(self, push_id: str) -> Push | None:
@@ -134,10 +138,8 @@ class PushBook:
             raise not_found(push_id)
         return push
 
-    def of_uri(self, uri: str, make_uri: Callable[[str], str]) -> Push | None:
-        """Return the push that has this URI as a source, if it is one's."""
-        push = self._pushes.get(uri[-32:])
-        return push if push is not None and make_uri(push.push_id) == uri else None
+    def _counted_bytes(self, push: Push) -> int:
+        return push.announcement.size_bytes if self._counts_kept or not push.is_kept else 0
 
     def missing_bytes(self) -> int:
         """Return how many bytes are still to come, of all pushes."""

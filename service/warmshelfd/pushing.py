@@ -8,6 +8,7 @@ what the ID means then is registering's. Knows no gRPC.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -34,8 +35,8 @@ from warmshelfd.domain.catalog import Entry
 from warmshelfd.loading import Loader
 from warmshelfd.pools import executor
 from warmshelfd.pushes import Chunk, Push, PushBook, PushLimits, check_chunk, check_whole, not_found
-from warmshelfd.registering import RegisterOptions
-from warmshelfd.running import run_stoppable, run_to_the_end
+from warmshelfd.registering import RegisterOptions, check_base
+from warmshelfd.running import run_stoppable, run_to_the_end, wait_at_most
 from warmshelfd.shelf import Shelf
 from warmshelfd.spool.base import Announcement, Spool, check_files, check_push_id
 
@@ -46,6 +47,9 @@ WRITE_THREADS = 4
 
 HASH_THREADS = 2
 """Threads that prove pushed files, so that no chunk waits behind a large one; one reads 1 to 2 GB/s."""
+
+STORE_THREADS = 4
+"""Threads that bring files to a store or delete them there: one that hangs keeps nothing else waiting."""
 
 DISK_RESERVE_BYTES = 64 << 20
 """What a push leaves free on the spool's disk, which others of the node may need too."""
@@ -66,7 +70,11 @@ class Pushing:
         self._loader = loader
         self._threads = executor(WRITE_THREADS, "spool")
         self._hash_threads = executor(HASH_THREADS, "spool-hash")
-        self._book = PushBook(limits)  # event loop only
+        self._store_threads = executor(STORE_THREADS, "spool-store")
+        self._book = PushBook(limits, counts_kept=not spool.is_remote)  # event loop only
+        self._left_over: set[str] = set()  # event loop only: pushes whose bytes are still to be deleted
+        self._has_left_over = asyncio.Event()
+        shelf.registering.is_own = spool.owns
         self._opening: asyncio.Task[None] | None = None
 
     # --- start and stop -----------------------------------------------------
@@ -109,14 +117,17 @@ class Pushing:
                 push.writer.cancel()
                 async with push.lock:
                     pass
-        self._threads.shutdown()
-        self._hash_threads.shutdown()
+        self._spool.stop()
+        for threads in (self._threads, self._hash_threads, self._store_threads):
+            threads.shutdown()
         self._spool.close()
 
     async def sweep(self) -> None:
         """Drop what nobody finishes and what nobody uses, for as long as the daemon runs."""
         while True:
-            await asyncio.sleep(min(SWEEP_SECONDS, self.limits.push_idle_seconds, self.limits.spool_orphan_seconds))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await wait_at_most(self._has_left_over.wait(), self._sweep_seconds())
+            await self._delete_left_over()
             for push in self._book:
                 try:
                     if not push.lock.locked() and await self._is_forsaken(push):
@@ -124,6 +135,16 @@ class Pushing:
                         await self._drop(push)
                 except WarmshelfError as error:
                     _log.warning("push %s cannot be dropped: %s", push.push_id[:8], error)
+
+    def _sweep_seconds(self) -> float:
+        return min(SWEEP_SECONDS, self.limits.push_idle_seconds, self.limits.spool_orphan_seconds)
+
+    async def _delete_left_over(self) -> None:
+        """Delete what could not be, or was not waited for; what still cannot be is tried again."""
+        self._has_left_over.clear()
+        for push_id in list(self._left_over):
+            self._left_over.discard(push_id)
+            await self._try_discard(push_id)
 
     async def _is_forsaken(self, push: Push) -> bool:
         if not push.is_kept:
@@ -141,6 +162,7 @@ class Pushing:
         check_id(announcement.artifact_id)
         if announcement.base_id:
             check_id(announcement.base_id)
+        check_base(announcement.artifact_id, announcement.base_id)
         check_files(announcement.files, self.limits.push_files_max)
         await self._opened()
         push = self._book.find(push_id)
@@ -248,6 +270,8 @@ class Pushing:
         if not push.is_kept:
             await self._prove(push, hashes)
             failpoints.hit("push.proven")
+            await run_stoppable(self._store_threads, partial(self._spool.store, push_id, announcement.files, hashes))
+            failpoints.hit("push.stored")
             await self._to_the_end(lambda: self._spool.keep(push_id))
             self._book.keep(push)
         failpoints.hit("push.kept")
@@ -256,7 +280,7 @@ class Pushing:
         options = RegisterOptions(replace=announcement.replace, keep_resident=announcement.keep_resident)
         digest = await self._loader.digest_source(spec.source)
         return await self._shelf.registering.register_pushed(
-            announcement.artifact_id, spec, options, digest, lambda source: self._of(source) is not None
+            announcement.artifact_id, spec, options, digest, self._is_pushed
         )
 
     async def _prove(self, push: Push, hashes: Sequence[bytes]) -> None:
@@ -274,23 +298,47 @@ class Pushing:
     async def _drop(self, push: Push) -> None:
         """Forget a push and its bytes."""
         self._book.drop(push)
-        await self._to_the_end(lambda: self._spool.discard(push.push_id))
+        await self._discard(push.push_id)
+
+    async def _discard(self, push_id: str) -> None:
+        threads = self._store_threads if self._spool.is_remote else self._threads
+        try:
+            await run_to_the_end(threads, lambda: self._spool.discard(push_id))
+        except WarmshelfError:
+            self._left_over.add(push_id)  # the sweep tries again
+            raise
 
     async def _source_left(self, source: Source) -> None:
         """An artifact that was pushed is removed, or means another source now: nobody else can use its bytes."""
         if self._opening is not None:
             await asyncio.shield(self._opening)
-        push = self._of(source)
-        if push is not None and self._user(push) is None:
-            try:
-                await self._drop(push)
-            except WarmshelfError as error:  # the sweep tries again
-                _log.warning("push %s stays in the spool: %s", push.push_id[:8], error)
+        push, push_id = self._of(source), self._spool.push_of(source.uri)
+        if not push_id or (push is not None and self._user(push) is not None):
+            return
+        if push is not None:
+            self._book.drop(push)
+        if self._spool.is_remote:  # also what another node pushed; nobody waits for a store
+            self._left_over.add(push_id)
+            self._has_left_over.set()
+        elif push is not None:
+            await self._try_discard(push_id)
+
+    async def _try_discard(self, push_id: str) -> None:
+        """Delete the bytes of a push that nobody means any more; if that cannot be done now, the sweep does."""
+        try:
+            await self._discard(push_id)
+        except WarmshelfError as error:
+            _log.warning("push %s stays in the spool: %s", push_id[:8], error)
 
     # --- what there is ------------------------------------------------------
 
     def _of(self, source: Source) -> Push | None:
-        return self._book.of_uri(source.uri, self._spool.uri)
+        push_id = self._spool.push_of(source.uri)
+        return self._book.find(push_id) if push_id else None
+
+    def _is_pushed(self, source: Source) -> bool:
+        """Say whether a source is what was pushed, here or to another node."""
+        return self._of(source) is not None or (self._spool.is_remote and bool(self._spool.push_of(source.uri)))
 
     def _user(self, push: Push) -> Entry | None:
         """Return the artifact whose bytes these are, if there is one."""
@@ -302,7 +350,7 @@ class Pushing:
         entry = self._shelf.catalog.find(announcement.artifact_id)
         if entry is None or announcement.replace:
             return
-        if entry.spec.base_id != announcement.base_id or self._of(entry.spec.source) is None:
+        if entry.spec.base_id != announcement.base_id or not self._is_pushed(entry.spec.source):
             raise SpecMismatch(
                 f"{entry.artifact_id!r} is known with another base or from another source; replace it to change that",
                 artifact_id=entry.artifact_id,

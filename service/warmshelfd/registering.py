@@ -16,6 +16,7 @@ from warmshelf.digest import check_digest
 from warmshelf.errors import (
     InvalidSpec,
     SourceChanged,
+    SourceNotAllowed,
     SourceNotFound,
     SourceUnavailable,
     SpecMismatch,
@@ -62,6 +63,7 @@ class Registering:
         clock: Callable[[], datetime],
     ) -> None:
         self.source_left: SourceLeft = _nothing  # told when an ID no longer means a source
+        self.is_own: Callable[[str], bool] = lambda _: False  # whether a URI is of what was pushed
         self._catalog = catalog
         self._residency = residency
         self._registry = registry
@@ -80,6 +82,9 @@ class Registering:
         """Make an artifact known; see CatalogService.RegisterArtifact for the errors."""
         check_id(artifact_id)
         spec = self._checked(spec)
+        check_base(artifact_id, spec.base_id)
+        if self.is_own(spec.source.uri):
+            raise SourceNotAllowed("what was pushed belongs to the ID it was pushed as, no other can mean it")
         async with self._turns.turn(artifact_id):
             entry = self._catalog.find(artifact_id)
             if entry is None:
@@ -334,6 +339,12 @@ class Registering:
 
 
 # --- pure parts -------------------------------------------------------------
+
+
+def check_base(artifact_id: str, base_id: str) -> None:
+    """Raise InvalidSpec if an adapter is said to be its own base."""
+    if artifact_id == base_id:
+        raise InvalidSpec(f"{artifact_id!r} cannot be its own base", artifact_id=artifact_id)
 
 
 def _asked(known: Registration, spec: ArtifactSpec, options: RegisterOptions) -> Registration:

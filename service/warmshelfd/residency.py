@@ -23,7 +23,8 @@ from warmshelfd.domain.placement import ArenaView, Fits, Need, Resident, plan
 from warmshelfd.domain.state import Event
 from warmshelfd.memory.arena import Arena, Reservation
 from warmshelfd.memory.segment import Segment
-from warmshelfd.metrics import EvictReason, Metrics
+from warmshelfd.metric_table import EvictReason
+from warmshelfd.metrics import Metrics
 from warmshelfd.running import run_stoppable, stop, wait_at_most
 from warmshelfd.turns import Priority, Turns
 

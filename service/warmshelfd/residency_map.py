@@ -25,7 +25,10 @@ from warmshelfd.registry.residents import LIFE_SECONDS, NodeResidents, ResidentS
 from warmshelfd.running import log_failure, stop, wait_at_most
 
 HEARTBEAT_SECONDS = 6.0
-"""How often a quiet node says that it is there: two commands each time. A third of what the store keeps it for."""
+"""How often a quiet node says that it is there: one command each time. A third of what the store keeps it for."""
+
+_AGAIN_COUNT = 4
+"""Every so many heartbeats there is a second command, for a store that drops what it likes."""
 
 LOOK_SECONDS = 0.5
 """What others told is looked at anew when it is asked for and was looked at longer ago."""
@@ -73,10 +76,11 @@ class ResidencyMap:
         self._changed = asyncio.Event()
         self._told = b""  # what the store has of this node, without its revision
         self._life = secrets.token_hex(8)  # of this process: the beginning of its revisions
-        self._told_count = 0
+        self._told_count = self._beat_count = 0
         self._said = ""  # the refusal that is in the log
         self._seen = Seen()
         self._seen_time = float("-inf")  # by the monotonic clock
+        self._not_before = 0.0  # by the same clock: who asks soon after a look that failed is not kept waiting
         self._looking: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -111,7 +115,7 @@ class ResidencyMap:
             with suppress(asyncio.TimeoutError):
                 await wait_at_most(self._changed.wait(), HEARTBEAT_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
             try:
-                if self._changed.is_set() or not await self._in_thread(lambda: store.beat(self.node.node_id)):
+                if self._changed.is_set() or not await self._beat(store):
                     await self._publish(store)
             except StoreAwayError as error:
                 self._metrics.fleet_failed(error.reason)
@@ -119,6 +123,11 @@ class ResidencyMap:
                 self._told = b""
                 self._changed.set()
                 await asyncio.sleep(_AGAIN_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311 - spreads, guards nothing
+
+    async def _beat(self, store: ResidentStore) -> bool:
+        self._beat_count += 1
+        again = self._beat_count % _AGAIN_COUNT == 0
+        return await self._in_thread(lambda: store.beat(self.node.node_id, again=again))
 
     def _say(self, reason: str) -> None:
         """Log a refusal, once; that the registry is away is said by who keeps it."""
@@ -160,7 +169,7 @@ class ResidencyMap:
         """Look what others have told, unless that was done just now; say whether what is known is all of it."""
         if self._store is None:
             return True
-        if time.monotonic() - self._seen_time > LOOK_SECONDS:
+        if time.monotonic() - self._seen_time > LOOK_SECONDS and time.monotonic() > self._not_before:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.get_running_loop().create_task(self._look(self._store))
                 self._looking.add_done_callback(log_failure)
@@ -174,6 +183,7 @@ class ResidencyMap:
             self._seen = await self._in_thread(lambda: store.look(known))
         except StoreAwayError as error:
             self._metrics.fleet_failed(error.reason)
+            self._not_before = time.monotonic() + _AGAIN_SECONDS
             if began - self._seen_time > LIFE_SECONDS:  # nobody said that they are still there
                 self._seen = Seen()
             return

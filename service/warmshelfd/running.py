@@ -6,9 +6,10 @@ Knows nothing of what the work is. For the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from typing import TypeVar
 
@@ -34,7 +35,9 @@ async def run_stoppable(
         if on_stop is not None:
             on_stop()
         if not work.cancel():  # it had begun
-            await asyncio.wait([future])
+            while not future.done():  # also if cancelled again meanwhile: whoever comes next would meet it
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
         if not future.cancelled() and future.done():
             future.exception()  # seen: what a stopped function says does not matter
         raise
@@ -75,6 +78,23 @@ async def wait_at_most(awaitable: Awaitable[T], seconds: float | None) -> T:
     if not done:
         raise asyncio.TimeoutError
     return task.result()
+
+
+async def side_by_side(work: Callable[[T], Awaitable[None]], items: Iterable[T], at_once: int) -> None:
+    """Do a piece of work for each item, in their order, so many at once; a failure or a cancel ends all of it."""
+    waiting = iter(items)
+
+    async def take_turns() -> None:
+        for item in waiting:
+            await work(item)
+
+    tasks = [asyncio.create_task(take_turns()) for _ in range(at_once)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def log_failure(task: asyncio.Task[None]) -> None:

@@ -6,8 +6,6 @@ opens nothing.
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import fields
 from typing import Annotated
 
@@ -18,9 +16,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from warmshelf._sizes import parse_size
-from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
-from warmshelf.types import check_id
+from warmshelf._security import PLAIN, Security, Tls
 from warmshelfd.certificates import CertificateFiles
 from warmshelfd.domain.roles import Role
 from warmshelfd.formats.base import FormatLimits
@@ -29,96 +25,38 @@ from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import (
     Advertised,
-    Listen,
     Network,
     Share,
     parse_advertised,
-    parse_count,
-    parse_listen,
     parse_network,
-    parse_seconds,
     parse_share,
 )
 from warmshelfd.pushes import PushLimits
-from warmshelfd.registry.open import check_registry
 from warmshelfd.registry.residents import check_name
-from warmshelfd.sources.file_uri import parse_path
+from warmshelfd.setting_types import (
+    CHUNK_HEAD_BYTES,
+    GRPC_NUMBER_MAX,
+    Address,
+    ChunkSize,
+    Count,
+    Seconds,
+    Size,
+    check_endpoint,
+    check_http,
+    check_path,
+    check_preload,
+    check_registry_uri,
+    check_source,
+    check_spool,
+)
+from warmshelfd.sources.breaker import BreakerLimits
 from warmshelfd.sources.limits import TimeLimits
-from warmshelfd.sources.settings import Secret, SourceSettings, check_prefix
-
-CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
-"""Smaller chunks cost more calls than they save memory; larger ones are slower, and from
-3.9 MiB on a chunk with its head is above the 4 MiB that gRPC clients take by default."""
-
-GRPC_NUMBER_MAX = (1 << 31) - 1
-"""Largest number that an option of gRPC takes; of times, that is milliseconds."""
-CHUNK_HEAD_BYTES = 1 << 10
-"""Room in a message for what a pushed chunk has beside its data; it takes some 70 bytes."""
+from warmshelfd.sources.settings import Secret, SourceSettings
+from warmshelfd.spool.place import check_directory
 
 _FORMAT = FormatLimits()
 _TIME = TimeLimits()
-
-
-def _check_chunk(size: int) -> int:
-    if not CHUNK_BYTES_MIN <= size <= CHUNK_BYTES_MAX or size & (size - 1):
-        raise ValueError("a chunk is a power of two from 64KiB to 2MiB; gRPC clients refuse messages above 4MiB")
-    return size
-
-
-def _check_directory(path: str) -> str:
-    if not path or "\0" in path:
-        raise ValueError("it must be a directory")
-    return os.path.abspath(path)
-
-
-def _check_path(path: str) -> str:
-    if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        raise ValueError("it must be the absolute path of a file")
-    return path
-
-
-def _check_preload(artifact_id: str) -> str:
-    try:
-        return check_id(artifact_id)
-    except InvalidId as error:
-        raise ValueError(error.message) from None
-
-
-def _check_registry(uri: str) -> str:
-    try:
-        check_registry(uri)
-    except InvalidConfig as error:
-        raise ValueError(error.message) from None
-    return uri
-
-
-def _check_prefix(text: str) -> str:
-    if "://" in text and not text.lower().startswith("file:"):
-        return check_prefix(text)
-    try:
-        parse_path(text)
-    except InvalidSpec as error:
-        raise ValueError(error.message) from None
-    return text
-
-
-def _check_endpoint(url: str) -> str:
-    if not re.fullmatch(r"https?://[^\s@]+", url):
-        raise ValueError("it must be http://HOST:PORT/PATH without a password; OTEL_EXPORTER_OTLP_HEADERS has those")
-    return url
-
-
-def _check_http(listen: Listen) -> Listen:
-    if listen.kind == "unix":
-        raise ValueError("it must be HOST:PORT")
-    return listen
-
-
-Address = Annotated[Listen, BeforeValidator(parse_listen)]
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
-ChunkSize = Annotated[int, BeforeValidator(parse_size), AfterValidator(_check_chunk)]
-Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+_BREAKER = BreakerLimits()
 
 
 class Settings(BaseSettings):
@@ -148,7 +86,7 @@ class Settings(BaseSettings):
     credentials_seconds: Seconds = 2.0
     """How often certificates, keys and tokens are read again. A new token counts by then, a certificate at the
     look after."""
-    arena: Annotated[str, AfterValidator(_check_directory)]
+    arena: Annotated[str, AfterValidator(check_directory)]
     """Directory of the segments, on a memory file system. Default: `/dev/shm/warmshelf-$UID`."""
     budget: Size | None = None
     """Bytes the arena may hold. Default: half of what its file system has free, or what the cgroup leaves if less."""
@@ -156,11 +94,11 @@ class Settings(BaseSettings):
     """What bases must leave to resident adapters: bytes, or a share of the budget. Default: `20%`."""
     pin: PinPolicy = PinPolicy.PREFER
     """Whether segments are page-locked: `prefer`, `require` or `off`. Default: `prefer`."""
-    registry: Annotated[str, AfterValidator(_check_registry)]
+    registry: Annotated[str, AfterValidator(check_registry_uri)]
     """`sqlite:///PATH`; or what nodes share: `redis://HOST:PORT/DB`, `redis+sentinel://HOST:PORT,.../NAME/DB`,
     `redis+cluster://HOST:PORT,...`, and `rediss` for TLS. Default: `warmshelf/registry.sqlite` in
     `$XDG_STATE_HOME`, else in `~/.local/state`."""
-    registry_copy: Annotated[str, AfterValidator(_check_path)] = ""
+    registry_copy: Annotated[str, AfterValidator(check_path)] = ""
     """File that keeps this node's copy of a registry in Redis. Default: where the registry is by default."""
     registry_username: str = ""
     """User at a registry in Redis. Default: Redis' own default user."""
@@ -177,23 +115,28 @@ class Settings(BaseSettings):
     address listened on which has this IP, or every one. Default: nothing."""
     neighbours: tuple[Annotated[Network, BeforeValidator(parse_network)], ...] = ()
     """Networks of other nodes, such as `10.0.0.0/8`, that loads may take bytes from which are pinned. Default: none."""
-    spool: Annotated[str, AfterValidator(_check_directory)] = ""
-    """Directory that keeps what clients push. Default: beside the registry's file, such as `registry.spool`."""
-    allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
+    neighbour_server_name: str = ""
+    """Name that the certificates of other nodes must have, where TCP is TLS. Default: their address."""
+    spool: Annotated[str, AfterValidator(check_spool)] = ""
+    """What keeps what clients push: a directory, or a place that all nodes reach, such as `s3://bucket/pushed` or
+    `redis://HOST:PORT/DB/pushed`. Default: a directory beside the registry's file, such as `registry.spool`."""
+    spool_staging: Annotated[str, AfterValidator(check_directory)] = ""
+    """Directory of pushes on their way to a spool that is none. Default: where the spool is by default."""
+    allow_source: tuple[Annotated[str, AfterValidator(check_source)], ...] = ()
     """Prefixes that sources may lie under, such as `file:///models`; all else is refused. Default: the current
     directory, while only Unix sockets are listened on and it is not `/`; else nothing."""
     source: tuple[SourceSettings, ...] = ()
     """How sources below a prefix are reached, and with what credentials; tables `[[source]]`, only in the file."""
     declare: str | None = None
     """TOML file of artifacts to register, and patterns of IDs; read again when it changes. Default: none."""
-    preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
-    """IDs to make resident at start, in this order. Default: none."""
+    preload: tuple[Annotated[str, AfterValidator(check_preload)], ...] = ()
+    """IDs to make resident at start, begun in this order. Default: none."""
     restore: bool = True
     """Whether what was in memory before a reboot is loaded again, the last used first, as far as it fits; after the
     preload, behind everybody who asks for something. Default: yes."""
     base_idle_seconds: Seconds | None = None
     """A base that nobody has used or held for so long is evicted. Default: none is, before its room is wanted."""
-    http: Annotated[Address, AfterValidator(_check_http)] | None = None
+    http: Annotated[Address, AfterValidator(check_http)] | None = None
     """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
     """How the log's lines look: `json`, `text`, or `auto`: text on a terminal, else JSON. Default: `auto`."""
@@ -238,7 +181,7 @@ class Settings(BaseSettings):
     keepalive_timeout_seconds: Annotated[Seconds, Field(le=GRPC_NUMBER_MAX // 1000)] = 5.0
     """How long that peer may take to answer before its connection ends."""
 
-    trace_endpoint: Annotated[str, AfterValidator(_check_endpoint)] = ""
+    trace_endpoint: Annotated[str, AfterValidator(check_endpoint)] = ""
     """Where spans are sent, by OTLP over HTTP, such as `http://collector:4318/v1/traces`. Default: nowhere."""
 
     stuck_seconds: Seconds = 10.0
@@ -258,6 +201,10 @@ class Settings(BaseSettings):
     """How long a read that fails is tried again, in all."""
     source_attempts_max: Count = _TIME.retry.attempts_max
     """How often it is tried."""
+    source_failures_max: Count = _BREAKER.failures_max
+    """After so many failures of one server in a row, each with all its tries, its sources fail at once for a while."""
+    source_pause_seconds: Seconds = _BREAKER.pause_seconds
+    """For how long, before the server is tried again."""
 
     # --- limits: loads ------------------------------------------------------
 
@@ -364,6 +311,8 @@ class Settings(BaseSettings):
             return self
         if self.insecure:
             raise ValueError("insecure is for plain TCP; with listen_cert_file, TCP is TLS")
+        if self.neighbours and not self.listen_client_ca_file:
+            raise ValueError("over TLS, nodes know each other by certificates: neighbours take listen_client_ca_file")
         kinds = ("subject", "token") if self.listen_client_ca_file else ("token",)
         if not any(getattr(row, kind) is not None for row in self.identity for kind in kinds):
             raise ValueError(f"nobody could call over TLS: there is no [[identity]] with a {' or a '.join(kinds)}")
@@ -378,6 +327,13 @@ class Settings(BaseSettings):
             )
         if self.listen_client_ca_file:
             raise ValueError("listen_client_ca_file asks callers for certificates, which takes listen_cert_file")
+
+    def neighbour_security(self) -> Security:
+        """Return how other nodes are known and this one to them: as callers are to this one; plain if TCP is."""
+        if self.listen_cert_file is None or self.listen_key_file is None:
+            return PLAIN
+        ca = self.listen_client_ca_file or ""
+        return Security(Tls(ca, self.listen_cert_file, self.listen_key_file, self.neighbour_server_name))
 
     def certificate_files(self) -> CertificateFiles | None:
         """Return what TCP is opened with; None for plain TCP."""

@@ -22,7 +22,7 @@ from warmshelfd.domain.declaration import NOTHING, Declaration, Declared, parse_
 from warmshelfd.leasing import Leasing
 from warmshelfd.preloading import preload
 from warmshelfd.registering import RegisterOptions
-from warmshelfd.running import log_failure, stop
+from warmshelfd.running import log_failure, side_by_side, stop
 from warmshelfd.shelf import Shelf
 
 if sys.version_info >= (3, 11):
@@ -34,6 +34,12 @@ _log = logging.getLogger(__name__)
 
 _DECLARATION_BYTES_MAX = 16 << 20
 """Longest declaration file: 100,000 artifacts with long names."""
+
+DECLARE_COUNT = 8
+"""Declared artifacts that are registered at once: as many as are inspected at once from one place."""
+
+PRELOAD_COUNT = 8
+"""Artifacts that are preloaded at once; how many of them load at once from one place, the threads of loads say."""
 
 _LOOK_SECONDS = 2.0
 """How often the declaration file is looked at; a mounted ConfigMap changes by a rename, which is seen too."""
@@ -87,14 +93,18 @@ class Upkeep:
 
     async def declare_and_preload(self, preload: Sequence[str]) -> None:
         """Register what is declared, preload, and go on whenever the file changes, for as long as the daemon runs."""
-        await self._apply(NOTHING)
-        await self._preload(preload)
+        await self._begin(preload)
         while self._path is not None:
             await asyncio.sleep(_LOOK_SECONDS)
             looks = _look(self._path)
             if looks != self._looked:
                 self._looked = looks
                 await self._reload(self._path)
+
+    async def _begin(self, preload: Sequence[str]) -> None:
+        """Register and preload side by side: a source that hangs keeps nothing else from being there."""
+        others = [artifact_id for artifact_id in self._declaration.artifacts if artifact_id not in preload]
+        await asyncio.gather(side_by_side(self._declare, others, DECLARE_COUNT), self._preload(preload))
 
     async def _reload(self, path: str) -> None:
         before = self._declaration
@@ -112,12 +122,16 @@ class Upkeep:
         What is declared no longer stays registered, but is neither kept nor followed any more.
         """
         await self._end_wishes(before)
-        for artifact_id, declared in self._declaration.artifacts.items():
-            if before.artifacts.get(artifact_id) != declared:
-                try:
-                    await self._register(artifact_id, declared)
-                except WarmshelfError as error:
-                    _log.warning("declared artifact %s: %s", artifact_id, error)
+        now = self._declaration.artifacts
+        changed = [artifact_id for artifact_id in now if before.artifacts.get(artifact_id) != now[artifact_id]]
+        await side_by_side(self._declare, changed, DECLARE_COUNT)
+
+    async def _declare(self, artifact_id: str) -> None:
+        """Register one that is declared by itself; if that is refused, it is logged."""
+        try:
+            await self._register(artifact_id, self._declaration.artifacts[artifact_id])
+        except WarmshelfError as error:
+            _log.warning("declared artifact %s: %s", artifact_id, error)
 
     async def _end_wishes(self, before: Declaration) -> None:
         """End what was declared to be kept or followed, and is not any more."""
@@ -149,14 +163,19 @@ class Upkeep:
     # --- preload ------------------------------------------------------------
 
     async def _preload(self, artifact_ids: Sequence[str]) -> None:
-        """Make artifacts resident, one after another; one that cannot be is logged."""
-        for artifact_id in artifact_ids:
-            try:
-                await self.register_unknown(artifact_id)
-                await preload(self._shelf, self._leasing, artifact_id)
-            except WarmshelfError as error:
-                _log.warning("preload of %s: %s", artifact_id, error)
+        """Make artifacts resident, begun in this order."""
+        await side_by_side(self._preload_one, artifact_ids, PRELOAD_COUNT)
         self.preload_tried.set()
+
+    async def _preload_one(self, artifact_id: str) -> None:
+        """Make an artifact resident; if that cannot be, it is logged."""
+        if artifact_id in self._declaration.artifacts:
+            await self._declare(artifact_id)
+        try:
+            await self.register_unknown(artifact_id)
+            await preload(self._shelf, self._leasing, artifact_id)
+        except WarmshelfError as error:
+            _log.warning("preload of %s: %s", artifact_id, error)
 
     # --- follow -------------------------------------------------------------
 

@@ -17,9 +17,10 @@ import pytest
 
 from warmshelf import errors, segment
 from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, push_pb2, transfer_pb2
-from warmshelfd import config, failpoints, metrics
+from warmshelfd import config, failpoints
 from warmshelfd.domain.roles import CALLS, Role, may_call
 from warmshelfd.domain.state import GONE, TABLE, mermaid
+from warmshelfd.metric_table import SPECS
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
 from warmshelfd.servicers.lease import LeaseServicer
@@ -134,7 +135,7 @@ def call_table() -> str:
 def metric_table() -> str:
     """Return every metric there is."""
     lines = ["| metric | type | labels | means |", "|---|---|---|---|"]
-    for spec in metrics.SPECS:
+    for spec in SPECS:
         labels = [f"`{name}`" + (f": {', '.join(values)}" if values else "") for name, values in spec.labels.items()]
         lines.append(f"| `{spec.name}` | {spec.type.__name__.lower()} | {'; '.join(labels)} | {spec.text} |")
     return "\n".join(lines)

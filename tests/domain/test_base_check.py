@@ -56,7 +56,15 @@ def test_another_prefix_is_another_module(prefix: str) -> None:
     base = {prefix + name: shape for name, shape in BASE.items()}
     with pytest.raises(BaseMismatch, match=f"none of the adapter's 2 modules.*{Q}.*{prefix}{Q}") as caught:
         check(pair(Q, 8, 8), pair(V, 2, 8), base=base)
-    assert caught.value.details == {"module": Q, "unmatched_count": 2}
+    assert caught.value.details == {"module": Q, "tensor": f"{Q}.weight", "unmatched_count": 2}
+
+
+def test_a_tensor_that_alone_is_missing_is_named() -> None:
+    """B12: such as the bias of ``bias="all"`` at a base that has none."""
+    base = {f"{Q}.weight": (8, 8)}
+    with pytest.raises(BaseMismatch, match=rf"no tensor '{Q}\.bias'") as caught:
+        check(pair(Q, 8, 8), whole(Q, 8, leaf="bias"), base=base)
+    assert caught.value.details["tensor"] == f"{Q}.bias"
 
 
 def test_no_output_layer_is_found_under_another_prefix() -> None:

@@ -264,3 +264,25 @@ def test_a_purge_empties_the_arena_of_a_stopped_daemon_only(daemon: Daemon, mode
         daemon.start()
         with shelf.acquire("a", timeout=20) as lease:
             assert read_all(lease) == tensors
+
+
+def test_a_changed_source_is_told_though_there_is_no_room_to_load_it(
+    shelf: warmshelf.Shelf, models: Path, five: dict[str, dict[str, bytes]]
+) -> None:
+    """B38: the digest decides while the load waits, not the caller's patience."""
+    shelf.acquire("m0", timeout=20).release()
+    eventually(lambda: bool(shelf.get("m0").digest), "its digest is known")
+    shelf.evict("m0")
+    held = [shelf.acquire(artifact_id, timeout=20) for artifact_id in ("m1", "m2", "m3")]
+    write_model(models / "0.safetensors", 9, SIZE)
+    began = time.monotonic()
+    with pytest.raises(errors.SourceChanged):
+        shelf.acquire("m0", timeout=30)
+    assert time.monotonic() - began < 15
+    write_model(models / "0.safetensors", 0, SIZE)  # written again with the bytes that it had
+    with pytest.raises(errors.ArenaFull):
+        shelf.acquire("m0", timeout=2)
+    for lease in held:
+        lease.release()
+    with shelf.acquire("m0", timeout=20) as lease:
+        assert read_all(lease) == five["m0"]

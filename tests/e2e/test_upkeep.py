@@ -9,6 +9,8 @@ import pytest
 
 from kit.models import write_model
 from kit.processes import Daemon, eventually, read_all
+from kit.web import serving
+from kit.web_faults import Silent
 from warmshelf import ArtifactState, errors
 
 
@@ -35,6 +37,30 @@ def test_declared_artifacts_are_registered_and_preloaded_and_the_file_is_read_ag
         with shelf.acquire("org/b", timeout=20) as lease:
             assert read_all(lease) == tensors["c"]
         assert shelf.get("org/a").state is ArtifactState.READY
+
+
+def test_a_source_that_hangs_delays_no_other_declared_or_preloaded_artifact(
+    daemon: Daemon, models: Path, tmp_path: Path
+) -> None:
+    """The first in either order is the one that hangs."""
+    for i, name in enumerate("bcd"):
+        write_model(models / f"{name}.safetensors", i)
+    with serving() as web:
+        web.faults.append(Silent("*"))
+        declaration = tmp_path / "declared.toml"
+        hung = [f'["hung-{i}"]\nsource = "{web.url}/model.safetensors"\n' for i in range(3)]
+        there = [f'["{name}"]\nsource = "file://{models}/{name}.safetensors"\n' for name in "bcd"]
+        declaration.write_text("".join([*hung, *there]))
+        config = tmp_path / "daemon.toml"
+        config.write_text(f'[[source]]\nprefix = "{web.url}"\nallow_private = true\n')
+        daemon.start(
+            *("--config", str(config), "--declare", str(declaration), "--allow-source", web.url),
+            *("--preload", "hung-0", "d"),
+        )
+        with daemon.connect() as shelf:
+            states = {"b": ArtifactState.REGISTERED, "c": ArtifactState.REGISTERED, "d": ArtifactState.READY}
+            eventually(lambda: {a.artifact_id: a.state for a in shelf.list()} == states, "all others are there", 5)
+            assert "hung" not in daemon.log.read_text()  # they are still waited for
 
 
 def test_what_a_declaration_keeps_and_follows_ends_with_its_entry(daemon: Daemon, models: Path, tmp_path: Path) -> None:

@@ -263,6 +263,7 @@ def test_an_idle_node_asks_less_than_once_a_second(fleet: Fleet) -> None:
     fleet.node()
     with fleet.server.client() as client:
         eventually(lambda: client.hlen("{warmshelf}:registrations") == 1, "the node has come")
+        eventually(lambda: client.scard("{warmshelf}:nodes") == 1, "it has told what it has")
         before, began = _commands(client), time.monotonic()
         eventually(lambda: time.monotonic() - began > 7, "some seconds have passed", 9)
         assert _commands(client) - before <= 7

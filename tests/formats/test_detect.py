@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import shlex
 import subprocess
@@ -50,7 +51,7 @@ def test_a_pickle_beside_safetensors_is_never_opened(memory_files: Any) -> None:
 
 @pytest.mark.parametrize("content", [{}, {"README.md": b"x"}, {"model.gguf": b"GGUF"}, {"model.bin": b"\x00\x01"}])
 def test_files_of_no_known_format_are_refused(content: dict[str, bytes], detect_in: Detect) -> None:
-    with pytest.raises(UnsupportedFormat, match=r"ends in \.safetensors"):
+    with pytest.raises(UnsupportedFormat, match=r"ends in \.safetensors|has no files"):
         detect_in(content)
 
 
@@ -63,7 +64,7 @@ def test_a_header_of_640_bytes_is_no_pickle(detect_in: Detect) -> None:
 
 
 def test_the_command_converts(tmp_path: Path, detect_in: Detect) -> None:
-    torch = pytest.importorskip("torch")
+    torch = importlib.import_module("torch")
     shared = torch.arange(4, dtype=torch.bfloat16)
     name = 'it\'s "a" model.bin'
     torch.save({"a": shared, "b": shared.view(2, 2).t()}, tmp_path / name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import warnings
 from collections.abc import Callable
@@ -17,9 +18,9 @@ from warmshelfd.formats.base import FormatLimits, Inspected
 from warmshelfd.formats.peft import PeftFormat
 from warmshelfd.formats.peft_config import KNOWN_FIELDS
 
-torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft")
-pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
+torch = importlib.import_module("torch")
+peft = importlib.import_module("peft")
+pytorch_utils = importlib.import_module("transformers.pytorch_utils")
 
 Save = Callable[..., tuple[Inspected, dict[str, tuple[int, ...]]]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import io
 import json
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from warmshelf.errors import UnsupportedFormat, WarmshelfError
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.tensorizer import TensorizerFormat
 
-torch = pytest.importorskip("torch")
-tensorizer = pytest.importorskip("tensorizer")
+torch = importlib.import_module("torch")
+tensorizer = importlib.import_module("tensorizer")
 
 Meaning = dict[str, tuple[str, tuple[int, ...], bytes]]
 

@@ -7,29 +7,40 @@ matter: it ends, with an answer or a typed error, and the daemon's own invariant
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import importlib
 import inspect
 import logging
+import pkgutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import crc32c
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from fuzz.oracle import Target
 from kit.inner_core import InnerCore
 from kit.models import filled, safetensors_bytes
-from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, transfer_pb2
+from warmshelf import v1
+from warmshelf.v1 import catalog_pb2, push_pb2
+from warmshelfd.servicers.alias import AliasServicer
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
 from warmshelfd.servicers.lease import LeaseServicer
+from warmshelfd.servicers.push import PushServicer
+from warmshelfd.servicers.residency import ResidencyServicer
 
 CALL_SECONDS = 0.05
 """What a call is given; whatever lasts is ended then."""
 
 SESSION_ID = "5" * 32
 LEASE_ID = "1e" * 16
+PUSH_ID = "ab" * 16
 _SWEEP_COUNT = 200
 """After so many calls everything is removed, so that the catalog stays small."""
 
@@ -64,29 +75,25 @@ class Served:
         core = InnerCore(self.root, str(self.root / "arena"))
         shelf, leasing, observing = core.shelf, core.leasing, core.observing
         await shelf.start()
-        catalog = CatalogServicer(shelf, leasing, observing)
-        lease = LeaseServicer(shelf, leasing, core.arena.directory)
-        capabilities = CapabilitiesServicer(core.daemon._capabilities(), observing)
+        await core.daemon._pushing.start()
         transfer = core.daemon._transfer
-        self.calls: Sequence[tuple[type[Message], Callable[..., Any]]] = (
-            (catalog_pb2.RegisterArtifactRequest, catalog.RegisterArtifact),
-            (catalog_pb2.GetArtifactRequest, catalog.GetArtifact),
-            (catalog_pb2.ListArtifactsRequest, catalog.ListArtifacts),
-            (catalog_pb2.LoadArtifactRequest, catalog.LoadArtifact),
-            (catalog_pb2.EvictArtifactRequest, catalog.EvictArtifact),
-            (catalog_pb2.RemoveArtifactRequest, catalog.RemoveArtifact),
-            (catalog_pb2.VerifyArtifactRequest, catalog.VerifyArtifact),
-            (catalog_pb2.WatchArtifactsRequest, catalog.WatchArtifacts),
-            (lease_pb2.OpenSessionRequest, lease.OpenSession),
-            (lease_pb2.AcquireLeaseRequest, lease.AcquireLease),
-            (lease_pb2.ReleaseLeaseRequest, lease.ReleaseLease),
-            (lease_pb2.ListLeasesRequest, lease.ListLeases),
-            (transfer_pb2.ReadSegmentRequest, transfer.read_segment),
-            (transfer_pb2.ReadTensorsRequest, transfer.read_tensors),
-            (transfer_pb2.ReadLayoutRequest, transfer.read_layout),
-            (capabilities_pb2.GetCapabilitiesRequest, capabilities.GetCapabilities),
-            (capabilities_pb2.GetCapacityRequest, capabilities.GetCapacity),
-        )
+        servicers: dict[str, Any] = {
+            "AliasService": AliasServicer(shelf.aliases),
+            "CapabilitiesService": CapabilitiesServicer(core.daemon._capabilities(), observing),
+            "CatalogService": CatalogServicer(shelf, leasing, observing),
+            "LeaseService": LeaseServicer(shelf, leasing, core.arena.directory),
+            "PushService": PushServicer(core.daemon._pushing, CALL_SECONDS),
+            "ResidencyService": ResidencyServicer(core.daemon._residency_map, shelf.aliases),
+        }
+        framed = {
+            "ReadSegment": transfer.read_segment,
+            "ReadTensors": transfer.read_tensors,
+            "ReadLayout": transfer.read_layout,
+        }
+        self.calls: Sequence[tuple[type[Message], Callable[..., Any]]] = [
+            (GetMessageClass(method.input_type), framed.get(method.name) or _call_of(servicers, method))
+            for method in methods()
+        ]
         return core
 
     def serve(self, data: bytes) -> None:
@@ -117,6 +124,29 @@ class Served:
         shelf.catalog.check()
         for entry in list(shelf.catalog):
             await shelf.remove(entry.artifact_id)
+        for push in self._core.daemon._pushing._book:
+            await self._core.daemon._pushing.abandon(push.push_id)
+
+
+def methods() -> list[MethodDescriptor]:
+    """Return every call of every service that the protocol has."""
+    names = [module.name for module in pkgutil.iter_modules(v1.__path__) if module.name.endswith("_pb2")]
+    files = [importlib.import_module(f"{v1.__name__}.{name}").DESCRIPTOR for name in names]
+    services = [service for file in files for service in file.services_by_name.values()]
+    return [method for service in services for method in service.methods]
+
+
+def _call_of(servicers: dict[str, Any], method: MethodDescriptor) -> Callable[..., Any]:
+    """Return what carries a call out; one that takes a stream gets the message twice."""
+    call: Callable[..., Any] = getattr(servicers[method.containing_service.name], method.name)
+    if not method.client_streaming:
+        return call
+    return lambda request, context: call(_stream(request), context)
+
+
+async def _stream(request: Message) -> AsyncIterator[Message]:
+    for _ in range(2):
+        yield request
 
 
 async def _drained(messages: Any) -> None:
@@ -145,10 +175,18 @@ def served_requests() -> list[bytes]:
     source = catalog_pb2.RegisterArtifactRequest(artifact_id="a")
     source.spec.source.uri = f"file://{_served().root}/a.safetensors"
     fields: dict[str, Any] = {"artifact_id": "a", "session_id": SESSION_ID, "lease_id": LEASE_ID}
-    seeds = [b"\0" + source.SerializeToString()]
+    data = safetensors_bytes(filled(1))
+    fields |= {"push_id": PUSH_ID, "data": data, "crc32c": crc32c.crc32c(data), "name": "newest"}
+    fields |= {"file_sha256": [hashlib.sha256(data).digest()]}
+    register = [method.name for method in methods()].index("RegisterArtifact")
+    seeds = [bytes([register]) + source.SerializeToString()]
     for number, (kind, _) in enumerate(_served().calls):
         known = {name: value for name, value in fields.items() if name in kind.DESCRIPTOR.fields_by_name}
-        seeds.append(bytes([number]) + kind(**known).SerializeToString())
+        request = kind(**known)
+        if isinstance(request, push_pb2.BeginPushRequest):
+            request.artifact_id = "p"  # "a" is another source's
+            request.files.add(name="model.safetensors", size_bytes=len(data))
+        seeds.append(bytes([number]) + request.SerializeToString())
     return seeds
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from fuzz.__main__ import TARGETS, fuzz
 from fuzz.oracle import MEMORY_BYTES, Oracle, TookTooMuch
+from fuzz.served import methods
 
 SECONDS = 2
 
@@ -39,3 +41,11 @@ def test_the_oracle_sees_other_errors_and_too_much_memory() -> None:
         oracle(b"bug")
     with pytest.raises(TookTooMuch):
         oracle.measure([b"greedy"])
+
+
+def test_every_call_of_the_protocol_is_among_the_requests() -> None:
+    """A new call is fuzzed from its first day: the proto's own list says which there are."""
+    files = Path(__file__).parents[2].joinpath("protos", "warmshelf", "v1").glob("*.proto")
+    named = {name for file in files for name in re.findall(r"^ +rpc (\w+)\(", file.read_text(), re.MULTILINE)}
+    assert {method.name for method in methods()} == named
+    assert {"BeginPush", "WritePush", "FinishPush", "AbandonPush"} <= named

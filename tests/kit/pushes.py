@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from warmshelf.v1 import push_pb2, push_pb2_grpc
 
 CHUNK = 512 << 10
 
-PUSH_STEPS = ("push.chunk=9*kill", "push.proven=kill", "push.kept=kill", "register.recorded=kill")
+PUSH_STEPS = ("push.chunk=9*kill", "push.proven=kill", "push.stored=kill", "push.kept=kill", "register.recorded=kill")
 """Where a daemon is killed in a push of 12 MiB."""
 
 
@@ -94,14 +93,25 @@ class CuttingProxy:
         self._cut_after_bytes = cut_after_bytes
         self.cuts_left = cut_count
         self.address = ""
+        self._tasks: set[asyncio.Future[None]] = set()  # a loop itself does not keep its tasks
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(*self._target)
         cut = self.cuts_left > 0
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-            await asyncio.gather(self._carry(reader, back, cut=cut, counts=True), self._carry(there, writer))
-        for end in (writer, back):
-            end.transport.abort()
+        ways = [self._carry(reader, back, cut=cut, counts=True), self._carry(there, writer)]
+        tasks = [asyncio.ensure_future(way) for way in ways]
+        own = asyncio.current_task()
+        assert own is not None
+        self._tasks |= {own, *tasks}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for end in (writer, back):
+                end.transport.abort()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._tasks -= {own, *tasks}
 
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, cut: bool = False, counts: bool = False

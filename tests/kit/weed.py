@@ -44,9 +44,17 @@ _PORTS = (
 class Weed:
     """One running server."""
 
-    def __init__(self, host: str, port: int, tls_port: int, authority: Path) -> None:
+    def __init__(self, host: str, port: int, tls_port: int, authority: Path, process: subprocess.Popen[bytes]) -> None:
         self.host, self.port, self.tls_port = host, port, tls_port
         self.authority = authority  # PEM file of who vouches for the server
+        self._process = process
+
+    def pause(self) -> None:
+        """Stop it so that connections stay and nothing answers."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     @property
     def endpoint(self) -> str:
@@ -133,7 +141,7 @@ def weed(directory: Path) -> Iterator[Weed]:
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=directory)
     try:
-        server = Weed("127.0.0.1", ports["-s3.port"], ports["-s3.port.https"], directory / "authority.pem")
+        server = Weed("127.0.0.1", ports["-s3.port"], ports["-s3.port.https"], directory / "authority.pem", process)
         eventually(lambda: _stores(server, process), f"weed stores something; see {log}", START_SECONDS)
         yield server
     finally:

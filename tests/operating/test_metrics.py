@@ -17,7 +17,8 @@ from warmshelf.errors import Code
 from warmshelf.mapping import FALLBACK_REASONS
 from warmshelf.types import ArtifactKind, ArtifactState, LoadPhase
 from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, push_pb2, transfer_pb2
-from warmshelfd.metrics import SPECS, EvictReason, Metrics, Outcome, Rpc, Spec, usual_code
+from warmshelfd.metric_table import SPECS, EvictReason, Outcome, Rpc, Spec, usual_code
+from warmshelfd.metrics import Metrics
 from warmshelfd.stock import Stock
 
 HOSTILE = 'x",le="1"} 1\nevil{a\\b="'

@@ -56,7 +56,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opener_of(served: Hub, *allowed: str, **fields: object) -> HubOpener:
-    told = {"prefix": "hf://org", "endpoint": served.endpoint, **fields}
+    told = {"prefix": "hf://org", "endpoint": served.endpoint, "allow_private": True, **fields}
     return HubOpener(allowed or ("hf://org",), [SourceSettings.model_validate(told)], QUICK)
 
 
@@ -173,10 +173,23 @@ def test_only_the_token_of_the_configuration_is_sent_and_only_to_the_hub(served:
     assert found(opener, "hf://org/name")["model.safetensors"] == LARGE
 
 
+def test_a_hub_sends_readers_to_no_address_inside_unless_that_is_allowed(served: Hub) -> None:
+    """T19: the hub itself is where the operator says; where it sends readers for large files is the hub's word."""
+    opener = opener_of(served, allow_private=False)
+    with opener.open("hf://org/name") as source:
+        assert source.read("config.json", 0, len(SMALL)) == SMALL  # the hub's own
+        before = len(served.requests)
+        with pytest.raises(SourceNotAllowed, match="no public address"):
+            source.read("model.safetensors", 0, 10)
+        assert [path for method, path, _ in served.requests[before:] if method == "GET"] == []
+
+
 def test_the_longest_prefix_that_names_the_repository_counts(served: Hub) -> None:
     served.repository("org/name").is_private = True
-    every = SourceSettings(prefix="hf://org", endpoint=served.endpoint)
-    one = SourceSettings(prefix="hf://org/name", endpoint=served.endpoint, bearer_token="env:TOKEN_OF_TEST")
+    every = SourceSettings(prefix="hf://org", endpoint=served.endpoint, allow_private=True)
+    one = SourceSettings(
+        prefix="hf://org/name", endpoint=served.endpoint, allow_private=True, bearer_token="env:TOKEN_OF_TEST"
+    )
     assert found(HubOpener(["hf://org"], [every, one], QUICK), "hf://org/name@main/sub") == {"x.bin": b"sub"}
 
 
@@ -237,7 +250,7 @@ def test_a_base_and_an_adapter_are_registered_loaded_and_found_again(
     served.repository("org/base").commit(base)
     served.repository("org/lora").commit(adapter_files(pair("q_proj")))
     config = daemon.root / "daemon.toml"
-    config.write_text(f'[[source]]\nprefix = "hf://org"\nendpoint = "{served.endpoint}"\n')
+    config.write_text(f'[[source]]\nprefix = "hf://org"\nendpoint = "{served.endpoint}"\nallow_private = true\n')
     daemon.start("--config", str(config), "--budget", "64MiB", "--allow-source", "hf://org")
     with daemon.connect() as shelf:
         shelf.register("base", "hf://org/base@main")

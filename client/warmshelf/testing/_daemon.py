@@ -107,7 +107,7 @@ class FakeDaemon:
     def _register_new(
         self, artifact_id: str, spec: ArtifactSpec, content: Content | None, read: Callable[[], Content]
     ) -> _Record:
-        rules.check_kind(spec, content)
+        rules.check_kind(artifact_id, spec, content)
         record = self._records[artifact_id] = _Record(Artifact(artifact_id, spec, register_time=_now()), read)
         self._take(record, content, generation=0)
         return record
@@ -119,7 +119,7 @@ class FakeDaemon:
         rules.check_spec(known, spec, options)
         is_other = spec != known.spec
         content = None if options.defer else read() if is_other else _look(read, record.content)
-        rules.check_kind(spec, content)
+        rules.check_kind(known.artifact_id, spec, content)
         if is_other or (not options.defer and not same(content, record.content)):
             rules.check_unchanged(known, options, is_known=record.content is not None)
             record.read = read

@@ -49,8 +49,10 @@ def check_spec(known: Artifact, spec: ArtifactSpec, options: Options) -> None:
         raise SpecMismatch(f"{known.artifact_id!r} is registered with another spec", artifact_id=known.artifact_id)
 
 
-def check_kind(spec: ArtifactSpec, content: Content | None) -> None:
-    """Refuse a base that is said to be an adapter."""
+def check_kind(artifact_id: str, spec: ArtifactSpec, content: Content | None) -> None:
+    """Refuse a base that is said to be an adapter, and an adapter that is said to be its own base."""
+    if spec.base_id == artifact_id:
+        raise InvalidSpec(f"{artifact_id!r} cannot be its own base", artifact_id=artifact_id)
     if content is not None and spec.base_id and content.kind is not ArtifactKind.ADAPTER:
         raise InvalidSpec(f"the spec says adapter, the source is a {content.kind.value}")
 

@@ -75,20 +75,20 @@ def check_against_base(adapter: AdapterShapes, base: Mapping[str, tuple[int, ...
     tied = _tied_shape(base)
     needs = [(need.module, adapter.of_base(need)) for need in adapter.needs]
     parents = _parents(base, {name for _, need in needs for name in (need.module, need.tensor_name)})
-    absent: set[str] = set()
+    absent: dict[str, str] = {}  # modules, and of each the first tensor that the base lacks
     grown: set[tuple[int, int]] = set()
     for module, need in needs:
         held = base.get(need.tensor_name, _tied_to(need, tied))
         if held is None:
             if not _is_inside(need, parents):
-                absent.add(module)
+                absent.setdefault(module, need.tensor_name)
         elif not (_fits(need, held, adapter, base) or _is_packed(need, base, parents)):
             grown.add(_grown(need, held))
     return _result(adapter, absent, max(grown, default=None), base)
 
 
 def _result(
-    adapter: AdapterShapes, absent: Collection[str], vocabulary: tuple[int, int] | None, base: _Base
+    adapter: AdapterShapes, absent: Mapping[str, str], vocabulary: tuple[int, int] | None, base: _Base
 ) -> BaseResult:
     modules = adapter.module_names
     if not modules:
@@ -96,7 +96,7 @@ def _result(
     matched = tuple(name for name in modules if name not in absent)
     unmatched = tuple(name for name in modules if name in absent)
     if not matched:
-        raise _nothing_matches(unmatched, base)
+        raise _nothing_matches(unmatched, absent, base)
     return BaseResult(BaseCheck.PARTIAL if unmatched else BaseCheck.MATCHED, matched, unmatched, vocabulary)
 
 
@@ -198,13 +198,17 @@ def _last_part(name: str) -> str:
 # --- refusal -----------------------------------------------------------------
 
 
-def _nothing_matches(modules: Collection[str], base: Iterable[str]) -> BaseMismatch:
+def _nothing_matches(modules: Collection[str], absent: Mapping[str, str], base: Iterable[str]) -> BaseMismatch:
+    """Return the refusal; where the base has the module, only the tensor says what is missing."""
     first = min(modules)
+    tensor = absent[first]
     end = f"{_last_part(first)}.weight"
     like = next((name for name in base if name == end or name.endswith(f".{end}")), None)
     hint = "" if like is None else f"; the base has {like.removesuffix('.weight')!r}"
     return BaseMismatch(
-        f"the base has none of the adapter's {len(modules)} modules, such as {first!r}{hint}",
+        f"the base has none of the adapter's {len(modules)} modules, such as {first!r}{hint}: "
+        f"it has no tensor {tensor!r}",
         module=first,
+        tensor=tensor,
         unmatched_count=len(modules),
     )

@@ -55,4 +55,6 @@ def detect(files: Files, limits: FormatLimits) -> Inspected:
     for name in sorted(names):
         if name.endswith(PICKLED_SUFFIXES) or len(names) == 1:
             refuse_pickled(name, files.read(name, 0, min(names[name], SNIFF_BYTES)))
+    if not names:
+        raise UnsupportedFormat("the source has no files", file_count=0)
     raise UnsupportedFormat(f"none of the {len(names)} files ends in .safetensors or .tensors", file_count=len(names))

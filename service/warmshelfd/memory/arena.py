@@ -37,8 +37,14 @@ __all__ = ["Arena", "ArenaUsage", "PinPolicy", "Reservation"]
 LOCK_NAME = "arena.lock"
 """Held by the one daemon of the directory. Always empty: a byte in it would take a huge page."""
 
+BUDGET_BYTES_MIN = 16 << 10
+"""Smallest budget: a segment has at least a first page, a page of tensors, their layout and the manifest."""
+
 DIRECTORY_MODE = 0o700
-LOADING_MODE = 0o600
+LOCK_MODE = 0o600
+LOADING_MODE = 0o400
+"""While it is written, through a descriptor that was opened when it was made. Nobody can open it for writing by its
+name, and so not cut it under the daemon's mapping, but root, or its owner after a chmod."""
 _PIN_THREADS = 2
 """How many lock a segment's pages: on 4 KiB pages it is a tenth of a load, and two share it."""
 
@@ -308,7 +314,7 @@ def _open_directory(directory: str) -> int:
 def _take_lock(directory_fd: int, directory: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        fd = os.open(LOCK_NAME, flags, LOADING_MODE, dir_fd=directory_fd)
+        fd = os.open(LOCK_NAME, flags, LOCK_MODE, dir_fd=directory_fd)
     except OSError as error:
         raise InvalidConfig(f"arena {directory!r} cannot be locked: {error.strerror}", directory=directory) from error
     try:
@@ -341,8 +347,13 @@ def _cgroup_room(volume: Volume, reserve_bytes: int) -> int | None:
 
 def _check_budget(budget: int, volume: Volume, room: int | None, directory: str) -> None:
     total = volume.total_bytes()
-    if budget <= 0:
-        raise InvalidConfig(f"a budget of {budget} bytes holds nothing", budget_bytes=budget)
+    least = max(BUDGET_BYTES_MIN, volume.page_size_bytes)
+    if budget < least:
+        raise InvalidConfig(
+            f"a budget of {budget} bytes holds nothing; the smallest segment takes {least}",
+            budget_bytes=budget,
+            budget_bytes_min=least,
+        )
     if budget > total:
         raise InvalidConfig(
             f"a budget of {budget} bytes is more than the {total} bytes of the file system of {directory!r}",

@@ -7,6 +7,7 @@ Nothing is read in full that may be longer than a value is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -37,6 +38,9 @@ _READ_COUNT = 4
 
 _T = TypeVar("_T")
 
+_LOOK_SECONDS_MAX = 5.0
+"""Longest look: what a slow server has not sent by then is left out, and read by the next one."""
+
 _Known = Mapping[str, "tuple[str, NodeResidents | None]"]
 
 
@@ -52,9 +56,11 @@ class RedisResidents(ResidentStore):
         commands = [[b"SET", _key(node_id), value, b"EX", b"%d" % LIFE_SECONDS], [b"SADD", NODES, node_id.encode()]]
         self._with_wire(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
 
-    def beat(self, node_id: str) -> bool:
+    def beat(self, node_id: str, *, again: bool) -> bool:
         """As the interface says."""
-        commands = [[b"EXPIRE", _key(node_id), b"%d" % LIFE_SECONDS], [b"SADD", NODES, node_id.encode()]]
+        commands = [[b"EXPIRE", _key(node_id), b"%d" % LIFE_SECONDS]]
+        if again:
+            commands.append([b"SADD", NODES, node_id.encode()])
         return self._with_wire(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))[0] == 1
 
     def leave(self, node_id: str) -> None:
@@ -120,8 +126,11 @@ def _read(
     is_partial: bool,
 ) -> Seen:
     """Read what has changed, as far as there is room for it."""
+    until = time.monotonic() + _LOOK_SECONDS_MAX
     kept_bytes = sum(told.size_bytes for _, told in nodes.values() if told is not None)
     for start in range(0, len(node_ids), _READ_COUNT):
+        if time.monotonic() > until:
+            return Seen(nodes, True, bad_count)
         some = node_ids[start : start + _READ_COUNT]
         values = _each(wire, ([b"GETRANGE", _key(node_id), b"0", b"%d" % VALUE_BYTES_MAX] for node_id in some))
         for node_id, value in zip(some, values, strict=True):

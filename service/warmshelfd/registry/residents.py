@@ -112,8 +112,11 @@ class ResidentStore(ABC):
         """Tell what this node has, for ``LIFE_SECONDS``."""
 
     @abstractmethod
-    def beat(self, node_id: str) -> bool:
-        """Let it be known that what this node told still holds; say False if the store has lost it."""
+    def beat(self, node_id: str, *, again: bool) -> bool:
+        """Let it be known that what this node told still holds; say False if the store has lost it.
+
+        ``again``: also that the node is there, should only that have been lost.
+        """
 
     @abstractmethod
     def leave(self, node_id: str) -> None:

@@ -35,7 +35,8 @@ from warmshelf.errors import (
 )
 from warmshelf.types import check_id
 from warmshelfd.domain.roles import CALLS
-from warmshelfd.metrics import Metrics, Rpc
+from warmshelfd.metric_table import Rpc
+from warmshelfd.metrics import Metrics
 from warmshelfd.servicers.admission import Admission
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

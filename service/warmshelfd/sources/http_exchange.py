@@ -132,7 +132,7 @@ class Exchange:
         with self._lock:
             target = self._targets.get(url, url)
         for _ in range(REDIRECTS_MAX + 2):  # one more where a target is no longer lent
-            with self._request(url, target, headers, last + 1 - first) as answer:
+            with self.send(url, target, headers, last + 1 - first) as answer:
                 if answer.status in MOVED:
                     target = self._next(url, target, answer.headers.get("location", ""))
                 elif answer.status in _FORGETTING and self._forget(url):
@@ -187,8 +187,11 @@ class Exchange:
     # --- one request --------------------------------------------------------
 
     @contextlib.contextmanager
-    def _request(self, url: Url, target: Url, headers: dict[str, str], size: int) -> Iterator[Answer]:
-        """Send a request to where a URL leads to, and give the answer; failures of the body are ours too."""
+    def send(self, url: Url, target: Url, headers: dict[str, str], size: int) -> Iterator[Answer]:
+        """Send one request to where a URL leads to, and give the answer; failures of the body are ours too.
+
+        Redirects are answers. Errors name ``url``, never the target; the others are those of ``ask``.
+        """
         limits = self._reach.limits
         settings = self._reach.settings_for(target)
         headers = {**headers, **credentials(settings)}

@@ -30,7 +30,8 @@ from warmshelf.errors import (
 )
 from warmshelfd.sources.ahead import ReadAhead
 from warmshelfd.sources.base import OpenSource, Range, SourceOpener
-from warmshelfd.sources.hub_reading import HubReader, passing
+from warmshelfd.sources.http_exchange import Reach
+from warmshelfd.sources.hub_reading import Hub, HubReader, passing
 from warmshelfd.sources.hub_uri import HubPlace, check_revision, parse_hub_uri
 from warmshelfd.sources.limits import GAP_BYTES, TimeLimits
 from warmshelfd.sources.retrying import retried
@@ -55,14 +56,6 @@ class HubFile:
     identity: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hub:
-    """Where a hub is, and what it is told. Without an endpoint it is the public one."""
-
-    endpoint: str | None = None
-    token: str | None = None
-
-
 class HubOpener(SourceOpener):
     """Opens repositories under the allowed prefixes."""
 
@@ -84,6 +77,7 @@ class HubOpener(SourceOpener):
         self._settings = settings
         self._limits = limits or TimeLimits()
         self._parallel_reads = parallel_reads
+        self._reach = Reach((), (), self._limits)
 
     def canonical(self, uri: str) -> str:
         """Return the URI in its one spelling."""
@@ -103,7 +97,7 @@ class HubOpener(SourceOpener):
         if revision and place.revision not in ("", check_revision(revision)):
             raise InvalidSpec(f"{place.uri} names one revision, the spec another", revision=revision)
         wanted = place.revision or check_revision(revision or _DEFAULT_REVISION)
-        return HubSource(self._hub(place), place, wanted, self._limits, self._parallel_reads)
+        return HubSource(self._hub(place), self._reach, place, wanted, self._parallel_reads)
 
     def _allows(self, place: HubPlace) -> bool:
         return any(is_below(one, prefix) for one in (place.uri, place.bare_uri) for prefix in self._allowed)
@@ -119,7 +113,7 @@ class HubOpener(SourceOpener):
         token = read_secret(settings.bearer_token) if settings.bearer_token else b""
         if not token.isascii() or b"\n" in token:
             raise InvalidConfig(f"bearer_token of source {settings.prefix!r} is not a token")
-        return Hub(settings.endpoint, token.decode() or None)
+        return Hub(settings.endpoint, token.decode() or None, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +130,11 @@ class HubSource(OpenSource):
 
     gap_bytes = GAP_BYTES
 
-    def __init__(self, hub: Hub, place: HubPlace, revision: str, limits: TimeLimits, parallel_reads: int) -> None:
+    def __init__(self, hub: Hub, reach: Reach, place: HubPlace, revision: str, parallel_reads: int) -> None:
         self.uri = place.uri
         self.parallel_reads_min = parallel_reads
-        self._hub, self._place, self._revision, self._limits = hub, place, revision, limits
+        self._hub, self._place, self._revision, self._reach = hub, place, revision, reach
+        self._limits = reach.limits
         self._stopped = threading.Event()
         self._ahead = ReadAhead(self._fetch)
         self._lock = threading.Lock()  # guards _commit, and is held while it is resolved
@@ -176,12 +171,17 @@ class HubSource(OpenSource):
         return f"hf:{digest.hexdigest()}"
 
     def stop(self) -> None:
-        """Give up reads under way, each at its next piece."""
+        """Give up reads under way."""
         self._stopped.set()
+        commit = self._commit  # not under the lock, which is held while the hub is asked
+        if commit is not None:
+            commit.reader.stop()
 
     def close(self) -> None:
-        """Forget what was read ahead."""
+        """Forget what was read ahead, and close the connections."""
         self._ahead.clear()
+        if self._commit is not None:
+            self._commit.reader.close()
 
     def _resolved(self) -> _Commit:
         with self._lock:
@@ -202,8 +202,7 @@ class HubSource(OpenSource):
         if not files:
             raise SourceNotFound(f"{self.uri} has no file {self._place.path!r} and none below it", uri=self.uri)
         sizes = MappingProxyType({name: file.size_bytes for name, file in files.items()})
-        hub, repository = self._hub, self._place.repository
-        reader = HubReader(hub.endpoint, hub.token, repository, commit, self._limits, self._stopped)
+        reader = HubReader(self._hub, self._reach, self._place.repository, commit, self._limits, self._stopped)
         return _Commit(files, sizes, reader)
 
     def _ask(self) -> ModelInfo:

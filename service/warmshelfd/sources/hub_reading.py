@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import importlib
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from dataclasses import dataclass
 
-from warmshelf.errors import SourceChangedDuringLoad, SourceNotAllowed, SourceNotFound, SourceUnavailable
+from warmshelf.errors import InvalidSpec, SourceChangedDuringLoad, SourceNotAllowed, SourceNotFound, SourceUnavailable
+from warmshelfd.sources.http_exchange import PORTS, Answer, Exchange, Reach
 from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.retrying import TryAgain, check_stopped, retried
+from warmshelfd.sources.settings import SourceSettings
+from warmshelfd.sources.url_prefixes import Url, parse_url
 
-if TYPE_CHECKING:
-    from httpx2 import Response
+_PIECE_BYTES = 1 << 20
+"""Read this much between two notes of how far it is."""
 
 _PARTIAL, _WHOLE = 206, 200
 _REFUSED = (401, 403)
@@ -52,24 +55,49 @@ def passing(what: str) -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """Where a hub is, and what it is told. Without an endpoint it is the public one."""
+
+    endpoint: str | None = None
+    token: str | None = None
+    settings: SourceSettings | None = None
+
+
+class HubReach(Reach):
+    """How the bytes are reached: the hub itself as the operator named it, wherever else it sends readers with care."""
+
+    def __init__(self, shared: Reach, hub_origin: str, settings: SourceSettings | None) -> None:
+        super().__init__((), (), shared.limits)
+        self.watch = shared.watch
+        self._shared = shared
+        self._hub_origin = hub_origin
+        self._settings_of_hub = settings or SourceSettings(prefix="hf://")
+
+    def tls(self, ca_file: str | None) -> ssl.SSLContext:
+        """Return what all sources of hubs share."""
+        return self._shared.tls(ca_file)
+
+    def settings_for(self, url: Url) -> SourceSettings:
+        """Return what holds for a place: no secret but to the hub, no address inside unless that is allowed."""
+        if url.origin == self._hub_origin:
+            return self._settings_of_hub.model_copy(update={"allow_private": True})
+        return self._settings_of_hub.model_copy(update={"bearer_token": None, "password": None, "headers": {}})
+
+
 class HubReader:
     """Reads the files of one commit. For several threads."""
 
     def __init__(
-        self,
-        endpoint: str | None,
-        token: str | None,
-        repository: str,
-        commit: str,
-        limits: TimeLimits,
-        stopped: threading.Event,
+        self, hub: Hub, reach: Reach, repository: str, commit: str, limits: TimeLimits, stopped: threading.Event
     ) -> None:
-        self._endpoint, self._token = endpoint, token
+        self._endpoint, self._token = hub.endpoint, hub.token
         self._repository, self._commit = repository, commit
         self._limits = limits
         self._stopped = stopped
+        self._exchange = Exchange(HubReach(reach, _origin(self._url("x")), hub.settings))
         self._lock = threading.Lock()  # guards _places
-        self._places: dict[str, str] = {}  # where each file lies, by its path; secrets
+        self._places: dict[str, Url] = {}  # where each file lies, by its path; secrets
 
     def read_into(self, path: str, size: int, offset: int, view: memoryview) -> None:
         """Fill the view from a file of this size; what was read before a failure is not read again.
@@ -92,34 +120,31 @@ class HubReader:
 
         retried(read, self._limits.retry, self._stopped)
 
+    def stop(self) -> None:
+        """End every read of bytes under way. For any thread."""
+        self._exchange.stop()
+
+    def close(self) -> None:
+        """Close the connections. No read may be under way."""
+        self._exchange.close()
+
     def _read(self, path: str, size: int, offset: int, view: memoryview, note: Callable[[int], None]) -> None:
         """Make one request, and note each piece that was copied."""
         place, is_fresh = self._place(path)
-        with self._answer(place, offset, offset + len(view)) as answer:
-            self._check_status(path, answer.status_code, is_fresh=is_fresh)
+        headers = {"Range": f"bytes={offset}-{offset + len(view) - 1}", "Accept-Encoding": "identity"}
+        shown = Url(place.scheme, place.host, place.port, f"/{self._repository}/{path}")  # never the signed address
+        with self._exchange.send(shown, place, headers, len(view)) as answer:
+            self._check_status(path, answer.status, is_fresh=is_fresh)
             self._check_range(path, answer, (offset, offset + len(view), size))
             done = 0
-            for piece in answer.iter_raw():
+            while done < len(view):
                 check_stopped(self._stopped)
-                if done + len(piece) > len(view):
-                    raise SourceChangedDuringLoad(f"{self._repository}: more of {path} came than was asked for")
-                view[done : done + len(piece)] = piece
-                done += len(piece)
-                note(len(piece))
-        if done < len(view):
-            raise _again(f"{self._repository}: {path}", "the connection ended in the middle of an answer")
-
-    @contextmanager
-    def _answer(self, place: str, start: int, end: int) -> Iterator[Response]:
-        from huggingface_hub import get_session  # noqa: PLC0415
-
-        limits = self._limits
-        headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
-        if self._token and _origin(place) == _origin(self._url("x")):
-            headers["Authorization"] = f"Bearer {self._token}"
-        timeout = (limits.connect_seconds, limits.stall_seconds, limits.stall_seconds, limits.answer_seconds)
-        with get_session().stream("GET", place, headers=headers, timeout=timeout, follow_redirects=False) as answer:
-            yield answer
+                with view[done : done + _PIECE_BYTES] as piece:
+                    count = answer.read_into(piece)
+                if not count:
+                    raise _again(f"{self._repository}: {path}", "the connection ended in the middle of an answer")
+                done += count
+                note(count)
 
     def _check_status(self, path: str, status: int, *, is_fresh: bool) -> None:
         if status in (_PARTIAL, _WHOLE):
@@ -134,14 +159,14 @@ class HubReader:
             raise SourceUnavailable(f"{self._repository}: {path} is sent from one server to the next", file=path)
         raise _again(f"{self._repository}: {path}", f"the server answers {status}")
 
-    def _check_range(self, path: str, answer: Response, wanted: tuple[int, int, int]) -> None:
+    def _check_range(self, path: str, answer: Answer, wanted: tuple[int, int, int]) -> None:
         """Hold what the answer says of itself against what was asked for."""
         start, end, size = wanted
-        found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-        is_whole = answer.status_code == _WHOLE and (start, end) == (0, size)
-        if answer.headers.get("Content-Encoding", "identity") != "identity":
+        found = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
+        is_whole = answer.status == _WHOLE and (start, end) == (0, size)
+        if answer.headers.get("content-encoding", "identity") != "identity":
             raise SourceUnavailable(f"{self._repository}: {path} is sent encoded, which was not asked for", file=path)
-        if found and answer.status_code == _PARTIAL:
+        if found and answer.status == _PARTIAL:
             if (int(found[1]), int(found[2]) + 1, int(found[3])) != wanted:
                 raise SourceChangedDuringLoad(f"{self._repository}: another range of {path} came than was asked for")
         elif not is_whole:
@@ -149,7 +174,7 @@ class HubReader:
 
     # --- where files lie --------------------------------------------------------
 
-    def _place(self, path: str) -> tuple[str, bool]:
+    def _place(self, path: str) -> tuple[Url, bool]:
         """Return where a file lies, and whether the hub was asked just now."""
         with self._lock:
             known = self._places.get(path)
@@ -160,7 +185,7 @@ class HubReader:
             self._places[path] = place
         return place, True
 
-    def _ask(self, path: str) -> str:
+    def _ask(self, path: str) -> Url:
         from huggingface_hub import get_hf_file_metadata  # noqa: PLC0415
 
         url = self._url(path)
@@ -169,7 +194,10 @@ class HubReader:
             raise SourceChangedDuringLoad(f"{self._repository}: the hub has {path} of another commit", file=path)
         if url.startswith("https:") and not found.location.startswith("https:"):
             raise SourceUnavailable(f"{self._repository}: the hub sends {path} without TLS", file=path)
-        return found.location
+        try:
+            return parse_url(found.location, PORTS, query=True)
+        except InvalidSpec:
+            raise SourceUnavailable(f"{self._repository}: the hub names no place for {path}", file=path) from None
 
     def _url(self, path: str) -> str:
         from huggingface_hub import hf_hub_url  # noqa: PLC0415
@@ -177,6 +205,5 @@ class HubReader:
         return hf_hub_url(self._repository, path, revision=self._commit, endpoint=self._endpoint)
 
 
-def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.netloc
+def _origin(url: str) -> str:
+    return parse_url(url, PORTS).origin

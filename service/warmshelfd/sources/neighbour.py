@@ -17,6 +17,7 @@ import crc32c
 import grpc
 
 from warmshelf._channel import Address, Connection
+from warmshelf._security import Security
 from warmshelf.errors import (
     ArtifactNotFound,
     ChunkCorrupt,
@@ -87,14 +88,14 @@ class NeighbourSegment(OpenSource):
     parallel_reads_min = 4
     gap_bytes = _GAP_BYTES
 
-    def __init__(self, address: str, ip: str, port: int, patience: Patience) -> None:
+    def __init__(self, address: str, ip: str, port: int, patience: Patience, security: Security) -> None:
         """Nothing is connected to before ``lease``, and then to this IP address alone: no name is looked up."""
         self.uri = f"{UPLOAD_REASON}://{address}"
         self.small_files: Mapping[str, bytes] = {}
         self.looks = ""
         self._patience = patience
         target = f"ipv6:[{ip}]:{port}" if ":" in ip else f"ipv4:{ip}:{port}"
-        self._connection = Connection(Address(address, target))
+        self._connection = Connection(Address(address, target), security)
         self._lock = threading.Lock()  # guards the two below
         self._calls: set[Any] = set()
         self._is_stopped = False

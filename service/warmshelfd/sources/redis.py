@@ -15,7 +15,7 @@ from warmshelf.redis_uri import RedisUri, parse_prefix, parse_redis_uri
 from warmshelfd.redis_wire import Patience, RedisAwayError, RedisWire
 from warmshelfd.sources.base import OpenSource, SourceOpener
 from warmshelfd.sources.redis_chunked import ChunkedSource
-from warmshelfd.sources.redis_pool import Access, RedisPool
+from warmshelfd.sources.redis_pool import Access, RedisPool, settings_of
 from warmshelfd.sources.redis_tensorizer import FindPieces, TensorizerSource, front_key
 from warmshelfd.sources.settings import SourceSettings, is_below, settings_for
 
@@ -40,11 +40,7 @@ class RedisOpener(SourceOpener):
         """
         self.scheme = scheme
         self._allowed = [parse_prefix(text).path for text in allowed]
-        self._settings = [
-            one.model_copy(update={"prefix": parse_prefix(one.prefix).path})
-            for one in settings
-            if one.prefix.startswith(f"{scheme}://")
-        ]
+        self._settings = settings_of(scheme, settings)
         self._find_pieces = find_pieces
         self._patience = patience or Patience()
 

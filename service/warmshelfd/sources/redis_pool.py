@@ -10,12 +10,12 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from warmshelf.errors import InvalidConfig, SourceUnavailable
-from warmshelf.redis_uri import RedisUri
+from warmshelf.redis_uri import RedisUri, parse_prefix
 from warmshelfd.redis_wire import Command, Patience, RedisAwayError, RedisRefusedError, RedisWire
 from warmshelfd.sources.retrying import RetryLimits, TryAgain, check_stopped, retried
 from warmshelfd.sources.settings import SourceSettings, read_secret
@@ -58,6 +58,19 @@ class Access:
             raise InvalidConfig(f"the source table of {settings.prefix} has a username and no password")
         password = read_secret(settings.password) if settings.password else b""
         return cls(settings.username or "", password, settings.ca_file)
+
+
+def settings_of(scheme: str, settings: Iterable[SourceSettings]) -> list[SourceSettings]:
+    """Return those of one scheme, with their prefixes in the one spelling.
+
+    Raises:
+        InvalidSpec: a prefix is none.
+    """
+    return [
+        one.model_copy(update={"prefix": parse_prefix(one.prefix).path})
+        for one in settings
+        if one.prefix.startswith(f"{scheme}://")
+    ]
 
 
 class RedisPool:

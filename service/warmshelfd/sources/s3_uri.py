@@ -50,7 +50,7 @@ def parse_s3_uri(text: str) -> S3Place:
         _refuse("an S3 source is s3://BUCKET/KEY")
     bucket, _, key = text[len(_SCHEME) :].partition("/")
     if not _BUCKET.fullmatch(bucket):
-        _refuse("the bucket of an S3 source has letters, digits, dots and hyphens, and neither user nor port")
+        _refuse("the bucket of an S3 source has 3 to 255 letters, digits, dots and hyphens, and neither user nor port")
     return S3Place(bucket, _check_key(key.removesuffix("/")))
 
 

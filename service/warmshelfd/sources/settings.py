@@ -54,9 +54,11 @@ class SourceSettings(BaseModel):
     prefix: Annotated[str, AfterValidator(check_prefix)]
     """`scheme://PLACE/PATH` as in `allow_source`; it does not allow anything by itself."""
     allow_private: bool = False
-    """HTTP: whether loopback, private, link-local and other non-public addresses may be connected to."""
+    """HTTP: whether loopback, private, link-local and other non-public addresses may be connected to; hf: whether the
+    hub may send readers to such."""
     ca_file: str | None = None
-    """HTTP, Redis: PEM file of the authorities that are trusted instead of the system's; S3: beside those."""
+    """HTTP, Redis, and bytes of hf: PEM file of the authorities that are trusted instead of the system's; S3: beside
+    those."""
     bearer_token: Secret | None = None
     """HTTP, hf: sent as `Authorization: Bearer`."""
     username: str | None = None

@@ -60,6 +60,9 @@ class Spool(ABC):
     Every method may raise SpoolUnavailable, or SpoolFull where it writes.
     """
 
+    is_remote = False
+    """Whether what is kept lies elsewhere than what is unfinished, so that it takes no room here and may be slow."""
+
     @abstractmethod
     def open(self) -> None:
         """Make the spool ready for this daemon alone.
@@ -92,6 +95,11 @@ class Spool(ABC):
     def hash(self, push_id: str, files: Sequence[PushedFile], cancelled: Callable[[], bool]) -> list[bytes]:
         """Make the files durable, read them again, and return the SHA-256 of each."""
 
+    def store(  # noqa: B027 - for those that keep files elsewhere
+        self, push_id: str, files: Sequence[PushedFile], hashes: Sequence[bytes], cancelled: Callable[[], bool]
+    ) -> None:
+        """Bring proven files to where they will be kept, durably, and see that they are the same there."""
+
     @abstractmethod
     def keep(self, push_id: str) -> str:
         """Make the push one that is kept, durably and all at once; return the URI of its files as a source."""
@@ -101,12 +109,23 @@ class Spool(ABC):
         """Return the URI that a kept push has as a source."""
 
     @abstractmethod
+    def push_of(self, uri: str) -> str:
+        """Return the number of the push that has this URI, whoever pushed it; "" if none has."""
+
+    @abstractmethod
+    def owns(self, uri: str) -> bool:
+        """Say whether what a canonical URI names belongs to the spool, so that nobody may register it."""
+
+    @abstractmethod
     def orphan_seconds(self, push_id: str) -> float:
         """Return since when this has been asked of a kept push that no artifact uses; also over restarts."""
 
     @abstractmethod
     def discard(self, push_id: str) -> None:
         """Give up a push and its bytes, unfinished or kept. Idempotent."""
+
+    def stop(self) -> None:  # noqa: B027 - what is never waited for long need not be stopped
+        """Have ``store`` and ``discard`` that wait for a server end soon with LoadCancelled. For any thread."""
 
     @abstractmethod
     def close(self) -> None:

@@ -42,6 +42,7 @@ ANNOUNCEMENT_BYTES_MAX = 4 << 20
 _OUT_OF_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ANNOUNCED = "push.json"
 _ORPHAN = "orphan"
+_SCHEME = "spool://"
 _OLD_FILE = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -89,9 +90,8 @@ class DirectorySpool(Spool):
     def _held(self, state: str, push_id: str) -> Held | None:
         path = self._path(state, push_id)
         try:
-            with open(os.path.join(path, _ANNOUNCED), "rb") as file:
-                announcement = announcement_from_json(file.read(ANNOUNCEMENT_BYTES_MAX))
-            received = tuple(os.stat(os.path.join(path, "files", file.name)).st_size for file in announcement.files)
+            announcement = self._read_announcement(path)
+            received = self._received(path, announcement)
         except (OSError, ValueError) as error:
             if state == "incoming":  # it had not begun, or nobody can go on with it
                 self.discard(push_id)
@@ -99,6 +99,13 @@ class DirectorySpool(Spool):
                 _log.warning("spool: %s is left alone, it cannot be read: %s", path, error)
             return None
         return Held(push_id, announcement, received, state == "kept")
+
+    def _read_announcement(self, path: str) -> Announcement:
+        with open(os.path.join(path, _ANNOUNCED), "rb") as file:
+            return announcement_from_json(file.read(ANNOUNCEMENT_BYTES_MAX))
+
+    def _received(self, path: str, announcement: Announcement) -> tuple[int, ...]:
+        return tuple(os.stat(os.path.join(path, "files", file.name)).st_size for file in announcement.files)
 
     def free_bytes(self) -> int:
         """Return what the file system has for us."""
@@ -156,15 +163,29 @@ class DirectorySpool(Spool):
 
     def uri(self, push_id: str) -> str:
         """Return the URI that the opener of the scheme takes."""
-        return f"spool://{push_id}"
+        return f"{_SCHEME}{push_id}"
+
+    def push_of(self, uri: str) -> str:
+        """Return what stands behind the scheme."""
+        push_id = uri.removeprefix(_SCHEME)
+        return push_id if uri.startswith(_SCHEME) and is_push_id(push_id) else ""
+
+    def owns(self, uri: str) -> bool:
+        """Say whether it is of the scheme."""
+        return uri.startswith(_SCHEME)
 
     def orphan_seconds(self, push_id: str) -> float:
         """Leave a mark at the first time; its age is the answer."""
+        path = self._mark("kept", push_id, _ORPHAN)
         with _faults("read"):
-            path = self._path("kept", push_id, _ORPHAN)
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(path, _NEW_FILE, 0o600))
             return max(0.0, time.time() - os.stat(path).st_mtime)
+
+    def _mark(self, state: str, push_id: str, name: str) -> str:
+        """Make an empty file beside a push's files, unless it is there; return its path."""
+        path = self._path(state, push_id, name)
+        with _faults("written"), contextlib.suppress(FileExistsError):
+            os.close(os.open(path, _NEW_FILE, 0o600))
+        return path
 
     def discard(self, push_id: str) -> None:
         """Move it out of the way, all at once, and delete it."""
