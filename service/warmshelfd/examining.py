@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from warmshelfd.memory.arena import Arena
 from warmshelfd.running import stop
 from warmshelfd.statusrows import FindingRow, cut
 
@@ -25,14 +26,18 @@ EXAMINE_SECONDS = 600.0
 _COMMAND_SECONDS_MAX = 60.0
 """It takes a second or two; more where a GPU is asked."""
 
+_REACH = "daemon"
+"""Whether doctor may call us is no matter here: it has no credentials, where some are asked for."""
+
 _ANSWER_BYTES_MAX = 1 << 20
 
 
 class Examining:
     """The findings, as they were when doctor was last asked."""
 
-    def __init__(self, address: str, arena_directory: str) -> None:
-        self._options = ("--address", address, "--arena", arena_directory, "--output", "json")
+    def __init__(self, address: str, arena: Arena) -> None:
+        self._address = address
+        self._arena = arena
         # Event loop only.
         self._found: Sequence[FindingRow] = ()
         self._begin_seconds = -EXAMINE_SECONDS  # by the monotonic clock
@@ -51,7 +56,9 @@ class Examining:
         await stop(self._task)
 
     async def _ask(self) -> None:
-        command = (sys.executable, "-m", "warmshelf.cli", "doctor", *self._options)
+        where = ("--address", self._address, "--arena", self._arena.directory)
+        more = ("--budget", str(self._arena.budget_bytes), "--output", "json")
+        command = (sys.executable, "-m", "warmshelf.cli", "doctor", *where, *more)
         pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         process = await asyncio.create_subprocess_exec(*command, stdin=nothing, stdout=pipe, stderr=nothing)
         try:
@@ -77,7 +84,8 @@ def _rows(text: bytes) -> tuple[FindingRow, ...]:
         case {"findings": [*found]}:
             rows = [_row(one) for one in found]
             order = ("problem", "warning", "note")
-            return tuple(sorted((r for r in rows if r.level in order), key=lambda row: order.index(row.level)))
+            shown = (row for row in rows if row.level in order and row.check != _REACH)
+            return tuple(sorted(shown, key=lambda row: order.index(row.level)))
     raise ValueError("no findings")
 
 

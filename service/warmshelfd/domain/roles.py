@@ -31,6 +31,7 @@ CALLS: Mapping[str, frozenset[Role] | None] = {
     "warmshelf.v1.AliasService/SetAlias": _REGISTRARS,
     "warmshelf.v1.CapabilitiesService/GetCapabilities": _ALL,
     "warmshelf.v1.CapabilitiesService/GetCapacity": _ALL,
+    "warmshelf.v1.CapabilitiesService/SetBudget": _OPERATORS,
     "warmshelf.v1.CatalogService/EvictArtifact": _OPERATORS,
     "warmshelf.v1.CatalogService/GetArtifact": _ALL,
     "warmshelf.v1.CatalogService/ListArtifacts": _ALL,
