@@ -28,7 +28,9 @@ def kills() -> str:
     """Return how often the daemon was killed where."""
     run = _read("kill-loop")
     lines = ["| killed at | brought there by | kills |", "|---|---|---:|"]
-    lines += [f"| `{name}` | {POINTS[name].deed.replace('_', ' ')} | {count:,} |" for name, count in run["points"].items()]
+    lines += [
+        f"| `{name}` | {POINTS[name].deed.replace('_', ' ')} | {count:,} |" for name, count in run["points"].items()
+    ]
     compared = ", ".join(f"{size / 1e9:,.1f} GB {where}" for where, size in run["bytes_compared"].items())
     return "\n".join([*lines, "", f"Compared: {compared}; {run['looks']:,} looks at everything there is."])
 

@@ -67,5 +67,8 @@ class Copy:
             timeout=TEST_SECONDS,
         )
         found = re.findall(r"^(?:FAILED|ERROR) \S*::(\w+)", done.stdout, re.MULTILINE)
-        count = len(found) if found or not done.returncode else 1
-        return Outcome(count, found[0] if found else "", time.monotonic() - begun, done.stdout)
+        if done.returncode < 0:  # the defect ended the tests themselves
+            found = [f"the tests' own process died of signal {-done.returncode}"]
+        elif done.returncode and not found:
+            raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout}")
+        return Outcome(len(found), found[0] if found else "", time.monotonic() - begun, done.stdout)
