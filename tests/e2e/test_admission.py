@@ -21,6 +21,7 @@ NOT_OFFERED = "grpc.health.v1.Health/List"
 LOOKS = {
     *("AliasService/ListAliases", "CapabilitiesService/GetCapabilities", "CapabilitiesService/GetCapacity"),
     *("CatalogService/GetArtifact", "CatalogService/ListArtifacts", "CatalogService/WatchArtifacts"),
+    "ResidencyService/ListResidency",
 }
 READS = {
     *("LeaseService/OpenSession", "LeaseService/AcquireLease", "LeaseService/ReleaseLease"),
@@ -33,7 +34,7 @@ REGISTERS = {
 }
 OPERATES = {
     *("CatalogService/EvictArtifact", "CatalogService/RemoveArtifact", "CatalogService/VerifyArtifact"),
-    "LeaseService/ListLeases",
+    *("LeaseService/ListLeases", "CapabilitiesService/SetBudget"),
 }
 GRANTED = {
     "reader": LOOKS | READS,
