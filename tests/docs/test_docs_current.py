@@ -41,7 +41,7 @@ from kit import doc_parts, evidence_text  # noqa: E402 - also found when this is
 TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CODE = sorted(
     path
-    for folder in ("client", "service", "protos", "tests", "benchmarks", "examples", "scripts", ".ci")
+    for folder in ("client", "service", "protos", "tests", "benchmarks", "evidence", "examples", "scripts", ".ci")
     for path in (ROOT / folder).rglob("*")
     if path.is_file() and "__pycache__" not in path.parts
 )

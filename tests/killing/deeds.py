@@ -133,7 +133,7 @@ class Deeds:
         del self.pushes[artifact_id]
         self.stories[artifact_id].is_known = True
 
-    # --- reads, starts, anything ---
+    # --- reads, anything ---
 
     def read(self, plain: Plain) -> None:
         """Lease, stream, let go, until the daemon dies of that or of the workers'."""
@@ -145,9 +145,6 @@ class Deeds:
             plain.release(lease.lease_id)
             with Plain(self.daemon.address):
                 pass
-
-    def start(self, plain: Plain) -> None:
-        """Nothing: it dies while it starts."""
 
     def anything(self, plain: Plain) -> None:
         """One deed after another, until a kill from outside ends it."""

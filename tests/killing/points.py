@@ -11,7 +11,7 @@ class Point:
     """One place.
 
     Attributes:
-        deed: the method of ``Deeds`` that brings the daemon there.
+        deed: the method of ``Deeds`` that brings the daemon there; "start": none, it dies while it starts.
         hits_max: at which of its hits it is killed at most; the seed chooses.
         is_sealed: whether the deed's artifact must be resident afterwards, though nobody was told.
         is_quiet: whether only the deed brings the daemon there, not the workers and not a look at it.

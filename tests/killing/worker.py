@@ -32,7 +32,7 @@ class Report:
     reads: int = 0
     bytes_read: int = 0
     refused: int = 0
-    sessions: int = 0
+    acquired: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -65,7 +65,7 @@ class Reader:
             return False
         if lease.transport != self.report.transport:
             self._wrong(f"{artifact_id} was {lease.transport}: {lease.fallback_reason}")
-        self.report.sessions += 1
+        self.report.acquired += 1
         self._leases[artifact_id] = lease
         return True
 
