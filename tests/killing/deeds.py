@@ -13,22 +13,21 @@ from typing import Any
 
 import grpc
 
+from killing.daemons import NurseryDaemon
 from killing.truth import Content, Story
 from kit.plain import CALL_SECONDS, Plain
-from kit.processes import Daemon
 from kit.pushes import PlainPush
 from warmshelf.v1 import alias_pb2, alias_pb2_grpc, catalog_pb2
 
 NO_DIGEST = "blake3:" + "0" * 64
 ALIAS = "current"
 DEATH_SECONDS = 20
-_DEATHS = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
 class Deeds:
     """Clients of one daemon after another. ``stories`` is what they know of each ID."""
 
-    def __init__(self, daemon: Daemon, chance: random.Random) -> None:
+    def __init__(self, daemon: NurseryDaemon, chance: random.Random) -> None:
         self.daemon = daemon
         self.stories: dict[str, Story] = {}
         self.pushes: dict[str, tuple[str, dict[str, bytes]]] = {}  # by artifact, those unfinished: push ID and files
@@ -42,8 +41,8 @@ class Deeds:
         try:
             with Plain(self.daemon.address) as plain:
                 getattr(self, name)(plain)
-        except grpc.RpcError as error:
-            if error.code() not in _DEATHS:
+        except grpc.RpcError:
+            if not self.daemon.has_died(DEATH_SECONDS):
                 raise
 
     # --- loads ---

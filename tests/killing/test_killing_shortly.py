@@ -33,7 +33,7 @@ def test_killed_once_at_every_point_nothing_is_wrong_lost_or_left(scene: Scene) 
     assert set(scene.kills) == set(POINTS)
     for report in scene.reports():
         assert report["wrong"] == []
-        assert report["reads"] > len(POINTS)
+        assert report["reads"] > 10
 
 
 def test_every_failpoint_has_a_row_that_says_how_to_get_there() -> None:
