@@ -9,7 +9,7 @@ import pytest
 from zoo.defects import DEFECTS, Defect
 from zoo.keeper import ROOT, Copy
 
-FEW = ("block-crc-ignored", "lease-outlives-session", "digest-of-headers")
+FEW = ("chunk-crc-ignored", "lease-outlives-session", "digest-of-headers")
 
 
 @pytest.fixture(scope="module")
