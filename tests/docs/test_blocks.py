@@ -48,8 +48,9 @@ _TARGETS = "runs for minutes; that the targets exist is checked"
 
 _ACL = (
     "ACL SETUSER warmshelf on >PASSWORD ~{warmshelf}:* +ping +select +hget +hmget +hscan +hset +hdel +xread "
-    "+xadd +del +watch +unwatch +multi +exec"
+    "+xadd +del +watch +unwatch +multi +exec +set +expire +getrange +sadd +srem +srandmember"
 )
+_ON_A_NETWORK = "$ warmshelfd --registry redis://cache:6379/0 --listen 10.0.3.7:50051 --insecure --advertise 10.0.3.7"
 _BEFORE = (
     "$ vllm serve /models/base --load-format tensorizer --model-loader-extra-config "
     '\'{"tensorizer_uri": "/models/base-tensors/model.tensors"}\''
@@ -66,6 +67,9 @@ CANNOT = {
     ("docs/engines.md", "$ warmshelf prepare-model acme/base /tmp/acme-base"): "SGLang needs CUDA",
     ("docs/fleet.md", "$ warmshelfd --registry redis://cache:6379/0            # on every node"): _NODES,
     ("docs/fleet.md", "$ warmshelf list"): _NODES,
+    ("docs/fleet.md", f"{_ON_A_NETWORK} --node-zone rack-3"): _NODES,
+    ("docs/fleet.md", f"{_ON_A_NETWORK} --neighbours 10.0.0.0/16"): _NODES,
+    ("docs/access.md", "import warmshelf"): "takes certificates: tests/e2e/test_secured_client.py has them",
     (
         "docs/fleet.md",
         "$ warmshelf alias set prod/support acme/support@v6",
