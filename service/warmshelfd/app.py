@@ -7,12 +7,11 @@ import logging
 import signal
 import time
 from collections.abc import Sequence
-from functools import partial
 
 import grpc
 
 from warmshelf._volume import directory_identity
-from warmshelf.errors import InvalidConfig, SegmentCorrupt
+from warmshelf.errors import SegmentCorrupt
 from warmshelf.types import ArtifactState, Capabilities
 from warmshelf.v1 import (
     alias_pb2_grpc,
@@ -24,37 +23,40 @@ from warmshelf.v1 import (
 )
 from warmshelfd import __version__
 from warmshelfd.credentials import Credentials
-from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.changes import Changes
-from warmshelfd.domain.leases import LeaseTable
 from warmshelfd.examining import Examining
 from warmshelfd.fleet import Fleet
 from warmshelfd.formats.detect import FORMAT_NAMES
 from warmshelfd.hashing import Hashing
-from warmshelfd.inspecting import Sources
 from warmshelfd.leasing import Leasing
-from warmshelfd.listening import Servers, Transport
+from warmshelfd.listening import Servers
 from warmshelfd.loading import Loader
 from warmshelfd.memory.arena import Arena
-from warmshelfd.metrics import Metrics
-from warmshelfd.neighbours import NeighbourRules, Neighbours
 from warmshelfd.observing import Observing
-from warmshelfd.opening import open_spool, openers
+from warmshelfd.opening import open_spool
 from warmshelfd.operating import Operating
-from warmshelfd.pools import LoadThreads, executor
+from warmshelfd.parts import (
+    admission_of,
+    flight_of,
+    lease_table_of,
+    load_threads_of,
+    metrics_of,
+    neighbours_of,
+    registry_of,
+    residency_map_of,
+    sources_of,
+    tracing_of,
+    transport_of,
+)
+from warmshelfd.pools import executor
 from warmshelfd.pushing import Pushing
-from warmshelfd.registry.base import Registry
-from warmshelfd.registry.open import open_registry, open_residents
 from warmshelfd.residency import Residency
-from warmshelfd.residency_map import ResidencyMap
 from warmshelfd.resizing import Resizing
 from warmshelfd.running import log_failure
-from warmshelfd.servicers.admission import Admission
 from warmshelfd.servicers.alias import AliasServicer
 from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
-from warmshelfd.servicers.flight import FlightBudget
 from warmshelfd.servicers.guard import Guard
 from warmshelfd.servicers.lease import LeaseServicer
 from warmshelfd.servicers.push import PushServicer
@@ -63,11 +65,7 @@ from warmshelfd.servicers.transfer import TransferServicer
 from warmshelfd.servicers.uploads import Uploads
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
-from warmshelfd.sources.breaker import BreakerLimits
-from warmshelfd.sources.neighbour import Patience
-from warmshelfd.sources.settings import read_secret
-from warmshelfd.this_node import advertised_address, this_node
-from warmshelfd.tracing import NO_TRACING, Tracing
+from warmshelfd.this_node import advertised_address
 from warmshelfd.upkeep import Upkeep
 from warmshelfd.warmth import Warmth
 
@@ -86,17 +84,17 @@ class Daemon:
     def __init__(self, settings: Settings, arena: Arena) -> None:
         self._settings = settings
         self._arena = arena
-        self._sources = _sources(settings)
-        self.metrics = _metrics(self._sources.schemes, arena)
-        self._tracing = _tracing(settings.trace_endpoint)
+        self._sources = sources_of(settings)
+        self.metrics = metrics_of(self._sources.schemes, arena)
+        self._tracing = tracing_of(settings.trace_endpoint)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
-        leases = _lease_table(settings)
+        leases = lease_table_of(settings)
         floor_bytes = settings.adapter_floor_bytes(arena.budget_bytes)
         residency = Residency(arena, catalog, leases, executor(8, "memory"), floor_bytes, self.metrics)
-        registry = _registry(settings, self.metrics)
-        self._residency_map = _residency_map(settings, catalog, self.metrics)
-        neighbours = _neighbours(settings, self._residency_map, self.metrics)
-        loader = Loader(self._sources, residency, registry, _load_threads(settings), neighbours)
+        registry = registry_of(settings, self.metrics)
+        self._residency_map = residency_map_of(settings, catalog, self.metrics)
+        neighbours = neighbours_of(settings, self._residency_map, self.metrics)
+        loader = Loader(self._sources, residency, registry, load_threads_of(settings), neighbours)
         self._shelf = Shelf(
             catalog=catalog,
             leases=leases,
@@ -125,9 +123,9 @@ class Daemon:
         self._leasing.register_unknown = self._upkeep.register_unknown
         self._pushing = Pushing(open_spool(settings), self._shelf, loader, settings.push_limits())
         self._credentials = Credentials(settings, self.metrics)
-        self._guard = Guard(self.metrics, _admission(settings, self._credentials))
+        self._guard = Guard(self.metrics, admission_of(settings, self._credentials))
         uploads = Uploads(self._leasing, settings.uploads_max, self.metrics)
-        flight = _flight(settings)
+        flight = flight_of(settings)
         self._transfer = TransferServicer(self._shelf, uploads, flight, settings.stall_seconds, self.metrics)
         self._operating = Operating(settings.http, self.metrics, self._shelf, self._upkeep, settings.stuck_seconds)
         self._hurried = False  # a second signal came
@@ -146,14 +144,14 @@ class Daemon:
         certificates = self._credentials.certificates
         servers = Servers(
             self._settings.listen,
-            _transport(self._settings),
+            transport_of(self._settings),
             [self._guard],
             self._add_services,
             certificates.credentials if certificates else None,
         )
         await servers.start()
         self._residency_map.start(advertised_address(self._settings, servers.addresses))
-        examining = Examining(servers.addresses[0], self._arena.directory)
+        examining = Examining(servers.addresses[0], self._arena)
         self._operating.findings = examining.findings
         self._operating.started = True
         stopped = self._on_signals()
@@ -302,102 +300,3 @@ class Daemon:
             if self._guard.calls:
                 quiet_since = loop.time()
             await asyncio.sleep(0.05)
-
-
-def _sources(settings: Settings) -> Sources:
-    return Sources(
-        openers(settings),
-        settings.format_limits(),
-        Keys(settings.source),
-        settings.inspection_bytes_max,
-        BreakerLimits(settings.source_failures_max, settings.source_pause_seconds),
-    )
-
-
-def _metrics(schemes: Sequence[str], arena: Arena) -> Metrics:
-    metrics = Metrics(schemes)
-    metrics.describe(
-        __version__, pinning=arena.pinning, page_size_bytes=arena.page_size_bytes, budget_bytes=arena.budget_bytes
-    )
-    return metrics
-
-
-def _tracing(endpoint: str) -> Tracing:
-    """Return what makes spans; its libraries take a third of a second to import, and come with an extra."""
-    if not endpoint:
-        return NO_TRACING
-    try:
-        from warmshelfd.otel import open_tracing  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("opentelemetry"):
-            raise
-        raise InvalidConfig("trace_endpoint needs: pip install 'warmshelf[otel]'", option="trace_endpoint") from error
-    return open_tracing(endpoint)
-
-
-def _registry(settings: Settings, metrics: Metrics) -> Registry:
-    return open_registry(
-        settings.registry,
-        copy_path=settings.registry_copy,
-        credentials=partial(_registry_credentials, settings),
-        ca_file=settings.registry_ca_file,
-        count=metrics.fleet_failed,
-    )
-
-
-def _residency_map(settings: Settings, catalog: Catalog, metrics: Metrics) -> ResidencyMap:
-    credentials = partial(_registry_credentials, settings)
-    store = open_residents(settings.registry, credentials=credentials, ca_file=settings.registry_ca_file)
-    return ResidencyMap(catalog, store, this_node(settings), metrics)
-
-
-def _registry_credentials(settings: Settings) -> tuple[str, bytes]:
-    """Return user and password as they are now: a changed file counts from the next connection on."""
-    return settings.registry_username, read_secret(settings.registry_password) if settings.registry_password else b""
-
-
-def _admission(settings: Settings, credentials: Credentials) -> Admission:
-    has_tls = credentials.certificates is not None
-    return Admission(credentials.identities, settings.anonymous_roles, has_tls=has_tls)
-
-
-def _load_threads(settings: Settings) -> LoadThreads:
-    return LoadThreads(
-        bases=settings.load_threads,
-        adapters=settings.adapter_load_threads,
-        inspections=settings.adapter_load_threads,
-        reads=settings.read_threads,
-    )
-
-
-def _neighbours(settings: Settings, residency_map: ResidencyMap, metrics: Metrics) -> Neighbours:
-    patience = Patience(settings.neighbour_stall_seconds, settings.neighbour_bytes_per_second_min)
-    security, name = settings.neighbour_security(), residency_map.node.name
-    rules = NeighbourRules(settings.neighbours, patience, settings.neighbour_wait_seconds, name, security)
-    return Neighbours(rules, settings.format_limits(), residency_map.holders, metrics)
-
-
-def _lease_table(settings: Settings) -> LeaseTable:
-    return LeaseTable(
-        sessions_max=settings.sessions_max,
-        leases_max=settings.leases_max,
-        leases_per_session_max=settings.leases_per_session_max,
-    )
-
-
-def _flight(settings: Settings) -> FlightBudget:
-    return FlightBudget(
-        bytes_max=settings.flight_bytes_max,
-        chunk_bytes=settings.chunk_bytes,
-        small_chunk_bytes=settings.small_chunk_bytes,
-        streams_max=settings.streams_max,
-    )
-
-
-def _transport(settings: Settings) -> Transport:
-    return Transport(
-        message_bytes_max=settings.message_bytes_max,
-        call_metadata_bytes_max=settings.call_metadata_bytes_max,
-        keepalive_seconds=settings.keepalive_seconds,
-        keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
-    )

@@ -6,7 +6,6 @@ opens nothing.
 
 from __future__ import annotations
 
-import re
 from dataclasses import fields
 from typing import Annotated
 
@@ -18,10 +17,6 @@ from pydantic_settings import (
 )
 
 from warmshelf._security import PLAIN, Security, Tls
-from warmshelf._sizes import parse_size
-from warmshelf.errors import InvalidConfig, InvalidId, InvalidSpec
-from warmshelf.redis_uri import parse_store
-from warmshelf.types import check_id
 from warmshelfd.certificates import CertificateFiles
 from warmshelfd.domain.roles import Role
 from warmshelfd.formats.base import FormatLimits
@@ -30,107 +25,38 @@ from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import (
     Advertised,
-    Listen,
     Network,
     Share,
     parse_advertised,
-    parse_count,
-    parse_listen,
     parse_network,
-    parse_seconds,
     parse_share,
 )
 from warmshelfd.pushes import PushLimits
-from warmshelfd.registry.open import check_registry
 from warmshelfd.registry.residents import check_name
+from warmshelfd.setting_types import (
+    CHUNK_HEAD_BYTES,
+    GRPC_NUMBER_MAX,
+    Address,
+    ChunkSize,
+    Count,
+    Seconds,
+    Size,
+    check_endpoint,
+    check_http,
+    check_path,
+    check_preload,
+    check_registry_uri,
+    check_source,
+    check_spool,
+)
 from warmshelfd.sources.breaker import BreakerLimits
-from warmshelfd.sources.file_uri import parse_path
 from warmshelfd.sources.limits import TimeLimits
-from warmshelfd.sources.s3_uri import parse_s3_uri
-from warmshelfd.sources.settings import Secret, SourceSettings, check_prefix
-from warmshelfd.spool.place import STORE_SCHEMES, check_directory, scheme_of
-
-CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 2 << 20
-"""Smaller chunks cost more calls than they save memory; larger ones are slower, and from
-3.9 MiB on a chunk with its head is above the 4 MiB that gRPC clients take by default."""
-
-GRPC_NUMBER_MAX = (1 << 31) - 1
-"""Largest number that an option of gRPC takes; of times, that is milliseconds."""
-CHUNK_HEAD_BYTES = 1 << 10
-"""Room in a message for what a pushed chunk has beside its data; it takes some 70 bytes."""
+from warmshelfd.sources.settings import Secret, SourceSettings
+from warmshelfd.spool.place import check_directory
 
 _FORMAT = FormatLimits()
 _TIME = TimeLimits()
 _BREAKER = BreakerLimits()
-
-
-def _check_chunk(size: int) -> int:
-    if not CHUNK_BYTES_MIN <= size <= CHUNK_BYTES_MAX or size & (size - 1):
-        raise ValueError("a chunk is a power of two from 64KiB to 2MiB; gRPC clients refuse messages above 4MiB")
-    return size
-
-
-def _check_spool(place: str) -> str:
-    scheme = scheme_of(place)
-    if not scheme:
-        return check_directory(place)
-    if scheme not in STORE_SCHEMES:
-        raise ValueError(f"it must be a directory, or a place in a store: {'://, '.join(STORE_SCHEMES)}://")
-    check_prefix(place)
-    try:
-        return parse_s3_uri(place).uri if scheme == "s3" else str(parse_store(place))
-    except InvalidSpec as error:
-        raise ValueError(error.message) from None
-
-
-def _check_path(path: str) -> str:
-    if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        raise ValueError("it must be the absolute path of a file")
-    return path
-
-
-def _check_preload(artifact_id: str) -> str:
-    try:
-        return check_id(artifact_id)
-    except InvalidId as error:
-        raise ValueError(error.message) from None
-
-
-def _check_registry(uri: str) -> str:
-    try:
-        check_registry(uri)
-    except InvalidConfig as error:
-        raise ValueError(error.message) from None
-    return uri
-
-
-def _check_prefix(text: str) -> str:
-    if "://" in text and not text.lower().startswith("file:"):
-        return check_prefix(text)
-    try:
-        parse_path(text)
-    except InvalidSpec as error:
-        raise ValueError(error.message) from None
-    return text
-
-
-def _check_endpoint(url: str) -> str:
-    if not re.fullmatch(r"https?://[^\s@]+", url):
-        raise ValueError("it must be http://HOST:PORT/PATH without a password; OTEL_EXPORTER_OTLP_HEADERS has those")
-    return url
-
-
-def _check_http(listen: Listen) -> Listen:
-    if listen.kind == "unix":
-        raise ValueError("it must be HOST:PORT")
-    return listen
-
-
-Address = Annotated[Listen, BeforeValidator(parse_listen)]
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
-ChunkSize = Annotated[int, BeforeValidator(parse_size), AfterValidator(_check_chunk)]
-Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 
 
 class Settings(BaseSettings):
@@ -168,11 +94,11 @@ class Settings(BaseSettings):
     """What bases must leave to resident adapters: bytes, or a share of the budget. Default: `20%`."""
     pin: PinPolicy = PinPolicy.PREFER
     """Whether segments are page-locked: `prefer`, `require` or `off`. Default: `prefer`."""
-    registry: Annotated[str, AfterValidator(_check_registry)]
+    registry: Annotated[str, AfterValidator(check_registry_uri)]
     """`sqlite:///PATH`; or what nodes share: `redis://HOST:PORT/DB`, `redis+sentinel://HOST:PORT,.../NAME/DB`,
     `redis+cluster://HOST:PORT,...`, and `rediss` for TLS. Default: `warmshelf/registry.sqlite` in
     `$XDG_STATE_HOME`, else in `~/.local/state`."""
-    registry_copy: Annotated[str, AfterValidator(_check_path)] = ""
+    registry_copy: Annotated[str, AfterValidator(check_path)] = ""
     """File that keeps this node's copy of a registry in Redis. Default: where the registry is by default."""
     registry_username: str = ""
     """User at a registry in Redis. Default: Redis' own default user."""
@@ -191,26 +117,26 @@ class Settings(BaseSettings):
     """Networks of other nodes, such as `10.0.0.0/8`, that loads may take bytes from which are pinned. Default: none."""
     neighbour_server_name: str = ""
     """Name that the certificates of other nodes must have, where TCP is TLS. Default: their address."""
-    spool: Annotated[str, AfterValidator(_check_spool)] = ""
+    spool: Annotated[str, AfterValidator(check_spool)] = ""
     """What keeps what clients push: a directory, or a place that all nodes reach, such as `s3://bucket/pushed` or
     `redis://HOST:PORT/DB/pushed`. Default: a directory beside the registry's file, such as `registry.spool`."""
     spool_staging: Annotated[str, AfterValidator(check_directory)] = ""
     """Directory of pushes on their way to a spool that is none. Default: where the spool is by default."""
-    allow_source: tuple[Annotated[str, AfterValidator(_check_prefix)], ...] = ()
+    allow_source: tuple[Annotated[str, AfterValidator(check_source)], ...] = ()
     """Prefixes that sources may lie under, such as `file:///models`; all else is refused. Default: the current
     directory, while only Unix sockets are listened on and it is not `/`; else nothing."""
     source: tuple[SourceSettings, ...] = ()
     """How sources below a prefix are reached, and with what credentials; tables `[[source]]`, only in the file."""
     declare: str | None = None
     """TOML file of artifacts to register, and patterns of IDs; read again when it changes. Default: none."""
-    preload: tuple[Annotated[str, AfterValidator(_check_preload)], ...] = ()
+    preload: tuple[Annotated[str, AfterValidator(check_preload)], ...] = ()
     """IDs to make resident at start, begun in this order. Default: none."""
     restore: bool = True
     """Whether what was in memory before a reboot is loaded again, the last used first, as far as it fits; after the
     preload, behind everybody who asks for something. Default: yes."""
     base_idle_seconds: Seconds | None = None
     """A base that nobody has used or held for so long is evicted. Default: none is, before its room is wanted."""
-    http: Annotated[Address, AfterValidator(_check_http)] | None = None
+    http: Annotated[Address, AfterValidator(check_http)] | None = None
     """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
     """How the log's lines look: `json`, `text`, or `auto`: text on a terminal, else JSON. Default: `auto`."""
@@ -255,7 +181,7 @@ class Settings(BaseSettings):
     keepalive_timeout_seconds: Annotated[Seconds, Field(le=GRPC_NUMBER_MAX // 1000)] = 5.0
     """How long that peer may take to answer before its connection ends."""
 
-    trace_endpoint: Annotated[str, AfterValidator(_check_endpoint)] = ""
+    trace_endpoint: Annotated[str, AfterValidator(check_endpoint)] = ""
     """Where spans are sent, by OTLP over HTTP, such as `http://collector:4318/v1/traces`. Default: nowhere."""
 
     stuck_seconds: Seconds = 10.0

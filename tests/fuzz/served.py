@@ -33,6 +33,7 @@ from warmshelfd.servicers.capabilities import CapabilitiesServicer
 from warmshelfd.servicers.catalog import CatalogServicer
 from warmshelfd.servicers.lease import LeaseServicer
 from warmshelfd.servicers.push import PushServicer
+from warmshelfd.servicers.residency import ResidencyServicer
 
 CALL_SECONDS = 0.05
 """What a call is given; whatever lasts is ended then."""
@@ -82,6 +83,7 @@ class Served:
             "CatalogService": CatalogServicer(shelf, leasing, observing),
             "LeaseService": LeaseServicer(shelf, leasing, core.arena.directory),
             "PushService": PushServicer(core.daemon._pushing, CALL_SECONDS),
+            "ResidencyService": ResidencyServicer(core.daemon._residency_map, shelf.aliases),
         }
         framed = {
             "ReadSegment": transfer.read_segment,
