@@ -16,6 +16,25 @@ def memory_limit_bytes(membership: Path = _MEMBERSHIP, root: Path = _ROOT) -> in
     return min(limits, default=None)
 
 
+def memory_left_bytes(membership: Path = _MEMBERSHIP, root: Path = _ROOT) -> int | None:
+    """Return what the group and those above it may still take before one is at its limit; None without a limit.
+
+    Cached pages of files that nobody uses count as free: they are given back first.
+    """
+    lefts = [
+        limit - _used(file.parent)
+        for file in _limit_files(membership, root)
+        if (limit := _read_limit(file)) is not None
+    ]
+    return max(min(lefts), 0) if lefts else None
+
+
+def _used(group: Path) -> int:
+    used = "".join(_read_lines(group / "memory.current") or _read_lines(group / "memory.usage_in_bytes"))
+    stat = dict(line.split(maxsplit=1) for line in _read_lines(group / "memory.stat"))
+    return int(used or 0) - int(stat.get("inactive_file", 0))
+
+
 def _limit_files(membership: Path, root: Path) -> list[Path]:
     files: list[Path] = []
     for line in _read_lines(membership):

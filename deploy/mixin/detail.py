@@ -175,12 +175,28 @@ def _access() -> list[AnyPanel]:
 
 
 def _fleet() -> list[AnyPanel]:
+    told = f"sum by (told) (warmshelf_residency_artifacts{{{CHOSEN}}})"
     failures = _rate("warmshelf_fleet_failures_total", "reason")
     ready = f'sum by (instance) (warmshelf_artifacts{{{CHOSEN},state="ready"}})'
     return [
         lines("Residency", "Artifacts READY on each daemon.", Query(ready)),
         lines("Shared registry out of reach", "1 while it is.", Query(f"warmshelf_fleet_degraded{{{CHOSEN}}}")),
         lines("What went wrong with it", "By reason.", Query(failures, "{{reason}}"), unit="ops"),
+        lines(
+            "Told to other nodes", "Resident artifacts, and how many were too many to tell of.", Query(told, "{{told}}")
+        ),
+        lines(
+            "Loads from other nodes",
+            "By how they went; anything but ok is loaded from the source.",
+            Query(_rate("warmshelf_neighbour_loads_total", "outcome"), "{{outcome}}"),
+            unit="ops",
+        ),
+        lines(
+            "Loads to other nodes",
+            "Refused ones were too many at once.",
+            Query(_rate("warmshelf_neighbour_uploads_total", "outcome"), "{{outcome}}"),
+            unit="ops",
+        ),
     ]
 
 

@@ -90,7 +90,7 @@ def check_source(text: str) -> str:
 
 def check_endpoint(url: str) -> str:
     """Return the URL of a collector."""
-    if not re.fullmatch(r"https?://[^\s@]+", url):
+    if url and not re.fullmatch(r"https?://[^\s@]+", url):
         raise ValueError("it must be http://HOST:PORT/PATH without a password; OTEL_EXPORTER_OTLP_HEADERS has those")
     return url
 

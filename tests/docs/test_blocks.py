@@ -50,7 +50,7 @@ _ACL = (
     "ACL SETUSER warmshelf on >PASSWORD ~{warmshelf}:* +ping +select +hget +hmget +hscan +hset +hdel +xread "
     "+xadd +del +watch +unwatch +multi +exec +set +expire +getrange +sadd +srem +srandmember"
 )
-_ON_A_NETWORK = "$ warmshelfd --registry redis://cache:6379/0 --listen 10.0.3.7:50051 --insecure --advertise 10.0.3.7"
+_NODE = "$ warmshelfd --registry redis://cache:6379/0 --listen 10.0.3.7:50051 --insecure --advertise 10.0.3.7"
 _BEFORE = (
     "$ vllm serve /models/base --load-format tensorizer --model-loader-extra-config "
     '\'{"tensorizer_uri": "/models/base-tensors/model.tensors"}\''
@@ -66,9 +66,9 @@ CANNOT = {
     ("docs/doctor.md", '{"level": "warning",'): "the shape of an answer, shortened",
     ("docs/engines.md", "$ warmshelf prepare-model acme/base /tmp/acme-base"): "SGLang needs CUDA",
     ("docs/fleet.md", "$ warmshelfd --registry redis://cache:6379/0            # on every node"): _NODES,
+    ("docs/fleet.md", f"{_NODE} --node-zone rack-3"): _NODES,
+    ("docs/fleet.md", f"{_NODE} --neighbours 10.0.0.0/16"): _NODES,
     ("docs/fleet.md", "$ warmshelf list"): _NODES,
-    ("docs/fleet.md", f"{_ON_A_NETWORK} --node-zone rack-3"): _NODES,
-    ("docs/fleet.md", f"{_ON_A_NETWORK} --neighbours 10.0.0.0/16"): _NODES,
     ("docs/access.md", "import warmshelf"): "takes certificates: tests/e2e/test_secured_client.py has them",
     (
         "docs/fleet.md",
@@ -89,6 +89,7 @@ CANNOT = {
     ("docs/moving-from-tensorizer.md", _BEFORE): "vLLM's own, and not on CPUs",
     ("docs/moving-from-tensorizer.md", "$ vllm serve /tmp/acme-base --load-format warmshelf"): "tests/vllm starts one",
     ("docs/push.md", "$ cat adapters.jsonl"): "a line for an S3 store; tests/e2e/test_register_many.py registers many",
+    ("docs/security.md", "import warmshelf"): "takes certificates: tests/e2e/test_secured_client.py makes some",
     ("docs/sources-hub.md", "$ pip install 'warmshelf[daemon,hub]'"): _STORE,
     ("docs/sources-hub.md", "$ warmshelfd --allow-source file:///data/hf-cache"): _STORE,
     ("docs/sources-redis.md", "$ warmshelfd --allow-source redis://cache:6379/0/loras"): _REDIS,

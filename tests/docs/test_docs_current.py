@@ -48,6 +48,7 @@ CODE = sorted(
 
 FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
+    "F_SEAL_SHRINK": "the kernel's",
     "SGLANG_PLUGINS": "SGLang's",
     "VLLM_PLUGINS": "vLLM's",
     "OTEL_TRACES_SAMPLER": "OpenTelemetry's",

@@ -136,6 +136,12 @@ def test_a_worker_with_another_directory_is_told_so(daemon: Daemon, tmp_path: Pa
     assert (missing.status, missing.found["worker-arena"]["level"]) == (1, "problem")
 
 
+def test_a_worker_that_connects_by_tcp_and_names_no_arena_is_told_that_it_streams(daemon: Daemon) -> None:
+    said = Doctor("--worker", "--address", daemon.tcp_address)
+    assert (said.status, said.level) == (0, "warning")
+    assert "Unix socket" in said.found["worker-mapping"]["advice"]
+
+
 def test_a_worker_of_another_user_cannot_open_the_arena(daemon: Daemon) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
+from pathlib import Path
 
 import pytest
 
 from warmshelf import doctor
+from warmshelf._cgroup import memory_left_bytes
 from warmshelf._cli_doctor import status_of
 from warmshelf._sizes import show_size
 from warmshelf.doctor import Finding, Level, daemon, device, kernel, locking, memory, pages, worker
@@ -92,6 +94,7 @@ def test_huge_pages_in_force_are_fine_and_cost_no_page_tables() -> None:
     [
         ({"huge_rate": 2.1e9}, Level.NOTE, "1.1 times as fast"),
         ({"huge_rate": None}, Level.NOTE, "this kernel gives no huge ones"),
+        ({"huge_rate": None, "small_rate": None}, Level.NOTE, "too little memory is left to measure"),
         ({"shmem_switch": "always [deny] force"}, Level.WARNING, "the kernel forbids them"),
         ({"arena_rate": None}, Level.WARNING, "huge=within_size"),
     ],
@@ -194,3 +197,22 @@ def test_the_exit_status_says_whether_there_is_a_problem(found: list[Finding], s
 
 def test_sizes_are_shown_in_the_unit_that_fits() -> None:
     assert [show_size(size) for size in (0, 1023, 1536, 5 << 40)] == ["0 B", "1023 B", "1.5 KiB", "5.0 TiB"]
+
+
+@pytest.mark.parametrize(
+    ("used_bytes", "cached_bytes", "left_bytes"),
+    [(300 * MIB, 0, 724 * MIB), (1000 * MIB, 600 * MIB, 624 * MIB), (GIB, 0, 0)],
+)
+def test_what_a_control_group_has_left_counts_cached_files_as_free(
+    tmp_path: Path, used_bytes: int, cached_bytes: int, left_bytes: int
+) -> None:
+    membership, group = tmp_path / "membership", tmp_path / "root" / "pod" / "shelf"
+    group.mkdir(parents=True)
+    membership.write_text("0::/pod/shelf\n")
+    (group / "memory.max").write_text(f"{GIB}\n")
+    (group / "memory.current").write_text(f"{used_bytes}\n")
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {cached_bytes}\n")
+    (group.parent / "memory.max").write_text("max\n")
+    assert memory_left_bytes(membership, tmp_path / "root") == left_bytes
+    (group / "memory.max").write_text("max\n")
+    assert memory_left_bytes(membership, tmp_path / "root") is None

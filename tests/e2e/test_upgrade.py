@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import signal
 import sqlite3
 import struct
@@ -14,13 +16,17 @@ import pytest
 from google.protobuf import descriptor_pb2, symbol_database
 from google.protobuf.json_format import MessageToDict
 
+import warmshelf.v1
 from kit.models import filled, safetensors_bytes, write_model
 from kit.old_release import RELEASES, SEALED, OldClient, OldRelease, tensors_of
 from kit.processes import Daemon, eventually, read_all
 from warmshelf import ArtifactState
-from warmshelf.v1 import alias_pb2, capabilities_pb2, catalog_pb2, lease_pb2, manifest_pb2, push_pb2, transfer_pb2
 
-TODAY = (alias_pb2, capabilities_pb2, catalog_pb2, lease_pb2, manifest_pb2, push_pb2, transfer_pb2)
+TODAY = [
+    importlib.import_module(f"warmshelf.v1.{module.name}")
+    for module in pkgutil.iter_modules(warmshelf.v1.__path__)
+    if module.name.endswith("_pb2")
+]
 
 
 @pytest.fixture(params=RELEASES)

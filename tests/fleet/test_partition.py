@@ -47,7 +47,17 @@ def node_in(net: Network, fleet: Fleet, name: str) -> Apart:
     node = Apart(made.root, made.arena, made.models, made.registry_uri)
     fleet.nodes[fleet.nodes.index(made)] = node
     node.namespace, ip = net.join()
-    node.options += ("--node-name", name, "--listen", f"{ip}:0", "--advertise", ip, "--neighbours", net.networks)
+    node.options += (
+        "--insecure",
+        "--node-name",
+        name,
+        "--listen",
+        f"{ip}:0",
+        "--advertise",
+        ip,
+        "--neighbours",
+        net.networks,
+    )
     node.begin(**QUICK)
     return node
 

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a daemon every second, and promtool; Debian's, unpacked where it is not installed."""
+"""A real Prometheus that scrapes a daemon twice a second, and promtool; Debian's, unpacked if not installed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Prometheus:
 
     def __init__(self, root: Path, target: str) -> None:
         config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
             "rule_files": [str(RULES)],
             "scrape_configs": [{"job_name": "shelves", "static_configs": [{"targets": [target]}]}],
         }

@@ -151,9 +151,9 @@ def test_nothing_is_imported_where_nobody_traces(tmp_path: Path) -> None:
 def test_without_the_extra_a_daemon_that_is_told_to_trace_says_what_it_needs(tmp_path: Path) -> None:
     code = NO_MODULE + (
         "from warmshelf.errors import InvalidConfig\n"
-        "from warmshelfd.app import _tracing\n"
-        "assert _tracing('').load_ended(None) == ''\n"
-        "try: _tracing('http://collector:4318/v1/traces')\n"
+        "from warmshelfd.parts import tracing_of\n"
+        "assert tracing_of('').load_ended(None) == ''\n"
+        "try: tracing_of('http://collector:4318/v1/traces')\n"
         "except InvalidConfig as error: print(error.message)\n"
     )
     done = run(code)

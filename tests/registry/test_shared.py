@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.redis_server import RedisServer
+from warmshelf.errors import SpecMismatch
 from warmshelf.types import Alias, Source, SyncState
 from warmshelfd.registry.base import Heard, Listener, Registration, Registry
 from warmshelfd.registry.open import open_registry
@@ -132,6 +133,24 @@ async def test_a_node_that_is_killed_while_it_takes_changes_up_brings_nothing_ba
             assert essence(ear.heard["kept"]) == essence(other)
             assert [r.artifact_id for r in await b.load_all()] == ["kept"]
         assert [essence(r) for r in await a.load_all()] == [essence(other)]
+
+
+async def test_who_registers_what_it_has_only_just_heard_of_does_not_win(
+    server: RedisServer, tmp_path: Path, full: Registration
+) -> None:
+    """Two nodes register an ID at once: the store has the first one's, and the second may hear of it in between."""
+    theirs, mine = of(full, "file:///models/a"), of(full, "file:///models/b")
+    async with node(server, tmp_path / "a") as (a, _), node(server, tmp_path / "b", hangs=True) as (b, ear):
+        await a.put_new(replace(theirs, artifact_id="first"))  # b hangs with this one, so that what follows waits
+        await until(lambda: "first" in ear.heard)
+        await a.put_new(theirs)
+        before = head(server)
+        await until(
+            lambda: b.sync_of(mine.artifact_id) is not None and b.sync_of(mine.artifact_id).state is not SyncState.LOCAL
+        )  # type: ignore[union-attr]
+        with pytest.raises(SpecMismatch):
+            await b.put_new(mine)
+        assert head(server) == before
 
 
 async def test_who_takes_a_change_up_does_not_write_it_again(

@@ -34,10 +34,11 @@ def examine(
     """
     seen = daemon.look(address)
     yield from daemon.judge(seen)
-    directory = arena or os.environ.get(ARENA_VARIABLE, "") or _default_arena(seen)
+    given = arena or os.environ.get(ARENA_VARIABLE, "")
+    directory = given or _default_arena(seen)
     if as_worker:
         if seen.capabilities is not None:
-            yield from worker.judge(worker.look(address, directory), seen)
+            yield from worker.judge(worker.look(address, directory, given), seen)
     else:
         yield from _node(seen, directory, budget_bytes)
     yield from device.judge(device.look())
@@ -47,7 +48,7 @@ def _node(seen: DaemonSeen, directory: str, budget_bytes: int) -> Iterator[Findi
     there = nearest(directory)
     found = memory.look(there)
     said = seen.capabilities
-    budget = budget_bytes or (said.arena_size_bytes if said else 0) or found.free_bytes // 2
+    budget = budget_bytes or (said.arena_size_bytes if said else 0) or max(found.free_bytes // 2, 1)
     yield from memory.judge(found, budget)
     if found.is_memory:
         yield from pages.judge(pages.look(there), budget)

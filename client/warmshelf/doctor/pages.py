@@ -15,12 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from warmshelf._cgroup import memory_left_bytes
 from warmshelf._sizes import show_size
 from warmshelf._volume import Volume, gives_huge_pages_at_all
 from warmshelf.doctor.finding import Finding, Level
 
 FILL_BYTES = 64 << 20
 """Filled in some 30 ms with small pages; large enough that the cache of a core does not hold it."""
+
+LEFT_BYTES_MIN = 4 * FILL_BYTES
+"""With less left in the control group nothing is measured: what fills it gets somebody killed, perhaps the daemon."""
 
 FILL_COUNT = 3
 """The best of them counts: a busy node only ever slows one down."""
@@ -50,7 +54,7 @@ class Pages:
         page_size_bytes: in force there.
         shmem_switch: the kernel's own, which overrules mounts; "" where it has none.
         arena_rate: bytes a second into the arena; None if this process may not write there.
-        small_rate: into small pages.
+        small_rate: into small pages; None if nothing was measured, because too little memory is left for it.
         huge_rate: into huge ones; None where the kernel gives none.
     """
 
@@ -58,7 +62,7 @@ class Pages:
     page_size_bytes: int
     shmem_switch: str
     arena_rate: float | None
-    small_rate: float
+    small_rate: float | None
     huge_rate: float | None
 
 
@@ -66,14 +70,15 @@ def look(directory: str) -> Pages:
     """Look at the pages of a directory that is there, and measure."""
     directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        volume = Volume.of(directory_fd)
+        volume, left = Volume.of(directory_fd), memory_left_bytes()
+        may_fill = left is None or left >= LEFT_BYTES_MIN
         return Pages(
             type_name=volume.type_name,
             page_size_bytes=volume.page_size_bytes,
             shmem_switch=_read(_SHMEM_SWITCH),
-            arena_rate=_arena_rate(volume) if volume.is_memory else None,
-            small_rate=fill_rate(lambda: _anonymous(mmap.MADV_NOHUGEPAGE)),
-            huge_rate=_huge_rate(),
+            arena_rate=_arena_rate(volume) if volume.is_memory and may_fill else None,
+            small_rate=fill_rate(lambda: _anonymous(mmap.MADV_NOHUGEPAGE)) if may_fill else None,
+            huge_rate=_huge_rate() if may_fill else None,
         )
     finally:
         os.close(directory_fd)
@@ -148,7 +153,7 @@ def judge(pages: Pages, budget_bytes: int) -> Iterator[Finding]:
 
 def gain(pages: Pages) -> float | None:
     """Return how many times faster a fill with huge pages is than one with small ones; None if there are none."""
-    return None if pages.huge_rate is None else pages.huge_rate / pages.small_rate
+    return pages.huge_rate / pages.small_rate if pages.huge_rate and pages.small_rate else None
 
 
 def _page_size(pages: Pages) -> Finding:
@@ -158,7 +163,12 @@ def _page_size(pages: Pages) -> Finding:
         return Finding("huge-pages", Level.OK, text, numbers=numbers)
     text = f"pages of {show_size(pages.page_size_bytes)} are in force"
     if found is None:
-        return Finding("huge-pages", Level.NOTE, f"{text}, and this kernel gives no huge ones", numbers=numbers)
+        why = (
+            "and this kernel gives no huge ones"
+            if pages.small_rate
+            else "and too little memory is left to measure others"
+        )
+        return Finding("huge-pages", Level.NOTE, f"{text}, {why}", numbers=numbers)
     text += f"{_said(pages)}; huge pages fill {found:.1f} times as fast here"
     if found < GAIN_MIN:
         return Finding("huge-pages", Level.NOTE, text, numbers=numbers)

@@ -51,11 +51,17 @@ class Seen:
     lease_refusal: str = ""
 
 
-def look(address: str | None, directory: str) -> Seen:
-    """Look at the arena and lease the smallest of what is resident."""
+def look(address: str | None, directory: str, arena: str) -> Seen:
+    """Look at the arena and lease the smallest of what is resident.
+
+    Args:
+        address: of the daemon.
+        directory: the arena, as far as it is known.
+        arena: what a worker here would tell ``connect``; "" if nothing, and then over TCP nothing is mapped.
+    """
     refusal, is_writable, identity = _look_at(directory)
     try:
-        leased_id, fallback_reason = _lease(address, directory)
+        leased_id, fallback_reason = _lease(address, arena)
         return Seen(directory, refusal, is_writable, identity, leased_id, fallback_reason)
     except WarmshelfError as error:
         return Seen(directory, refusal, is_writable, identity, lease_refusal=error.message)
@@ -72,9 +78,9 @@ def _look_at(directory: str) -> tuple[str, bool, str]:
         os.close(fd)
 
 
-def _lease(address: str | None, directory: str) -> tuple[str, str]:
+def _lease(address: str | None, arena: str) -> tuple[str, str]:
     """Return the smallest resident artifact, and why it was not mapped; what cannot be mapped is streamed whole."""
-    with connect(address, arena=directory, timeout=ANSWER_SECONDS) as shelf:
+    with connect(address, arena=arena or None, timeout=ANSWER_SECONDS) as shelf:
         resident = [one for one in shelf.list() if one.state is ArtifactState.READY]
         if not resident:
             return "", ""
@@ -128,5 +134,6 @@ def _mapped(seen: Seen) -> Finding:
         return Finding("worker-mapping", Level.NOTE, text, "load something, and ask again")
     if not seen.fallback_reason:
         return Finding("worker-mapping", Level.OK, f"{seen.leased_id} was leased and mapped")
-    text = f"{seen.leased_id} was leased, but could not be mapped: {seen.fallback_reason}"
-    return Finding("worker-mapping", Level.PROBLEM, text, _ADVICE.get(seen.fallback_reason, ""))
+    text = f"{seen.leased_id} was leased, but not mapped: {seen.fallback_reason}"
+    level = Level.WARNING if seen.fallback_reason == "tcp" else Level.PROBLEM  # from another node, that is how it is
+    return Finding("worker-mapping", level, text, _ADVICE.get(seen.fallback_reason, ""))

@@ -43,8 +43,7 @@ _HEAR_COUNT = 100
 _AGAIN_SECONDS = 1.0
 """Before a change that the store refused to write is tried again."""
 
-_NEW = Known(0, "")
-_LOST = "lost"  # an essence that no registration has
+_NEW, _LOST = Known(0, ""), "lost"  # the latter is an essence that no registration has
 _log = logging.getLogger(__name__)
 
 
@@ -107,14 +106,15 @@ class RedisRegistry(CopiedRegistry):
     async def put_new(self, registration: Registration) -> None:
         """As the interface says; if the store is in reach, it is asked first of all whether others know the ID."""
         artifact_id = registration.artifact_id
+        if (known := self._known.get(artifact_id)) is not None and not known.is_removed:
+            del self._known[artifact_id]  # heard of and not taken up yet: this node changes nothing that it knew
         if not self._up or not is_shared(registration):
             return await self.put(registration)
         answer = self._asking[artifact_id] = asyncio.get_running_loop().create_future()
         try:
             await self.put(registration)
             with suppress(asyncio.TimeoutError):
-                conflict = await asyncio.wait_for(answer, ANSWER_SECONDS)
-                if conflict:
+                if conflict := await asyncio.wait_for(answer, ANSWER_SECONDS):
                     await self._copy.delete(artifact_id)
                     text = f"{artifact_id!r} is registered in the fleet: {conflict}"
                     raise SpecMismatch(text, artifact_id=artifact_id)
