@@ -8,7 +8,8 @@ CODE := $(PACKAGES) tests benchmarks examples scripts/docs_pages.py scripts/hous
 	deploy/mixin
 ARGS ?=
 
-.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long manifests mixin image-test docs dist bench bench-vllm demo clean
+.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long kill-loop zoo manifests mixin image-test docs dist bench \
+	bench-vllm demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -57,7 +58,7 @@ fmt: install ## Format the code and sort its imports
 	@.venv/bin/ruff check --select I --fix --quiet $(CODE)
 	@.venv/bin/ruff format $(CODE)
 
-CHECKS := format lint house types imports protos stubs
+CHECKS := format lint house security types imports protos stubs
 .PHONY: $(CHECKS:%=check-%)
 
 check: $(CHECKS:%=check-%) ## Run every check that is not a test; `make check-types` runs one
@@ -73,6 +74,10 @@ check-lint: install
 check-house: install
 	@echo "check: house rules"
 	@.venv/bin/python scripts/house
+
+check-security: install
+	@echo "check: security"
+	@.venv/bin/bandit --quiet --recursive --configfile pyproject.toml $(PACKAGES)
 
 check-types: install
 	@echo "check: types"
@@ -105,6 +110,12 @@ fuzz: install ## Fuzz every reader of what strangers write, a minute each; ARGS=
 
 fuzz-long: ## The same, half an hour each; what was learnt is kept in .fuzz
 	@$(MAKE) fuzz FUZZ_SECONDS=1800
+
+kill-loop: install ## Kill the daemon fifty times at every failpoint while workers use it; ten minutes
+	@PYTHONPATH=tests .venv/bin/python -m killing --out evidence/kill-loop.json $(ARGS)
+
+zoo: install ## Plant every defect of tests/zoo: some test must see it; ten minutes
+	@PYTHONPATH=tests .venv/bin/python -m zoo --out evidence/bug-zoo.json $(ARGS)
 
 manifests: install ## Render deploy/kubernetes from the chart
 	@.venv/bin/python scripts/render-manifests

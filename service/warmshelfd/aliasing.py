@@ -11,6 +11,7 @@ from datetime import datetime
 
 from warmshelf.errors import ArtifactNotFound, InvalidSpec
 from warmshelf.types import Alias, check_id
+from warmshelfd import failpoints
 from warmshelfd.domain.aliases import before_last_move, moved
 from warmshelfd.domain.catalog import Catalog
 from warmshelfd.registry.base import Registry
@@ -57,7 +58,9 @@ class Aliases:
         async with self._turn:
             before = self._by_name.get(name)
             after = moved(before, name, artifact_id, expected_id, self._clock())
-            self.take_up(await self._registry.swap_alias(before, after))
+            kept = await self._registry.swap_alias(before, after)
+            failpoints.hit("move.recorded")
+            self.take_up(kept)
             return after
 
     async def roll_back(self, name: str) -> Alias:

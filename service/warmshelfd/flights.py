@@ -200,6 +200,7 @@ class Flights:
         entry.pinned = loaded.segment.pinned
         self._catalog.touch(entry, entry.last_use_time or loaded.registration.register_time)
         self._on_ready(entry)
+        failpoints.hit("load.landed")
         if is_other:
             await self._save(entry)
 

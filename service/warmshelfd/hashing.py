@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from warmshelf.errors import DigestMismatch, SegmentCorrupt, SourceChanged
 from warmshelf.types import ArtifactState
 from warmshelf.v1 import manifest_pb2
+from warmshelfd import failpoints
 from warmshelfd.digesting import Cancelled, by_sha256, check_hashes, content_digest
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.formats.tensorizer_hashes import HashedTensor
@@ -69,8 +70,10 @@ class Hashing:
         except (DigestMismatch, SegmentCorrupt) as error:
             self._shelf.withdraw_bytes(segment.segment_id, error)
             return
+        failpoints.hit("digest.computed")
         for owner in [one for one in shelved.entries.values() if one.hashes_owed or not one.digest]:
             await self._shelf.learn_digest(owner, digest)
+            failpoints.hit("digest.recorded")
 
 
 def _checks(manifest: manifest_pb2.Manifest) -> Iterator[HashedTensor]:

@@ -26,6 +26,7 @@ from warmshelf.errors import (
     WarmshelfError,
 )
 from warmshelf.types import Alias, Artifact, ArtifactState, LeaseInfo, LoadPhase, Progress, check_id
+from warmshelfd import failpoints
 from warmshelfd.domain.adapters import refuse
 from warmshelfd.domain.catalog import RESIDENT, Entry
 from warmshelfd.domain.leases import LeaseRecord
@@ -116,6 +117,7 @@ class Leasing:
         self._shelf.leases.open_session(session_id, holder)
         queue = self._notices[session_id] = asyncio.Queue()
         self._given_up[session_id] = deque(maxlen=_GIVEN_UP_COUNT_MAX)
+        failpoints.hit("claim.opened")
         return session_id, queue
 
     def close_session(self, session_id: str) -> None:
@@ -124,6 +126,7 @@ class Leasing:
         if self._notices.pop(session_id, None) is not None:
             for record in self._shelf.leases.close_session(session_id):
                 self._ended(record)
+            failpoints.hit("claim.closed")
 
     def announce_stop(self) -> None:
         """Refuse new work and tell every session that the daemon is about to stop."""
@@ -174,6 +177,7 @@ class Leasing:
         finally:
             for load in joined:
                 shelf.flights.leave(load)
+        failpoints.hit("claim.granted")
         if asked != artifact_id:
             self._asked_by[record.lease_id] = asked
         shelf.catalog.touch(entry, now)
@@ -283,6 +287,7 @@ class Leasing:
         if entry is not None:
             self._shelf.catalog.touch(entry, self._shelf.clock())
         self._shelf.settle(record.artifact_id, record.segment_id)
+        failpoints.hit("claim.ended")
 
     def leased(self, session_id: str, lease_id: str) -> LeaseRecord:
         """Return a live lease; LeaseLost if there is none such on this session."""
@@ -372,13 +377,8 @@ async def _declare_nothing(_artifact_id: str) -> None:
 
 def to_lease(record: LeaseRecord, *, secret: bool = False) -> LeaseInfo:
     """Return a lease as callers see it; only its holder sees its ID."""
-    return LeaseInfo(
-        record.artifact_id,
-        record.generation,
-        record.holder,
-        record.acquire_time,
-        record.lease_id if secret else "",
-    )
+    lease_id = record.lease_id if secret else ""
+    return LeaseInfo(record.artifact_id, record.generation, record.holder, record.acquire_time, lease_id)
 
 
 def _until(timeout: float | None) -> float:

@@ -196,6 +196,7 @@ class Loader:
 
         try:
             examined, outline = await self._stoppable(origin.place, opened, begin)
+            failpoints.hit("load.examined")
             check_kind(known.spec, examined.inspected.kind)
             is_new = known.inspection is None or known.fingerprint != examined.fingerprint
             found = await wishes.complete(known, examined) if is_new else known
@@ -277,6 +278,7 @@ class Loader:
             hashes_owed = any(owner.hashes_owed for owner in self._residency.owners(segment_id))
             registration = _registration(job, digest, segment_id, segment.size_bytes, hashes_owed=hashes_owed)
             await self._registry.put(registration)
+            failpoints.hit("load.shared")
         except BaseException:
             self._residency.end_stream(segment_id)
             raise

@@ -183,6 +183,7 @@ class Pushing:
             try:
                 await self._check_disk()
                 await self._to_the_end(lambda: self._spool.begin(push_id, announcement))
+                failpoints.hit("push.begun")
             except BaseException:
                 self._book.drop(push)
                 raise
@@ -262,6 +263,7 @@ class Pushing:
             self._spool.append(push.push_id, file, chunk.offset_bytes, chunk.data)
 
         await self._to_the_end(check_and_append)
+        failpoints.hit("push.written")
         push.took(chunk)
 
     async def _finish(self, push: Push, hashes: Sequence[bytes]) -> Artifact:
@@ -279,9 +281,11 @@ class Pushing:
         spec = ArtifactSpec(Source(self._spool.uri(push_id)), kind, announcement.base_id)
         options = RegisterOptions(replace=announcement.replace, keep_resident=announcement.keep_resident)
         digest = await self._loader.digest_source(spec.source)
-        return await self._shelf.registering.register_pushed(
+        artifact = await self._shelf.registering.register_pushed(
             announcement.artifact_id, spec, options, digest, self._is_pushed
         )
+        failpoints.hit("push.registered")
+        return artifact
 
     async def _prove(self, push: Push, hashes: Sequence[bytes]) -> None:
         files = push.announcement.files

@@ -309,8 +309,10 @@ class Registering:
         remember(entry, dataclasses.replace(found, generation=generation))
         self._catalog.changed(entry)
         self._residency.notify()
+        failpoints.hit("replace.begun")
         try:
             await self.save(entry)
+            failpoints.hit("replace.recorded")
         finally:
             await self._residency.let_go(old)
         if old_source.uri != found.spec.source.uri:

@@ -379,6 +379,7 @@ class Residency:
 
     async def _check(self, shelved: Shelved) -> None:
         await run_stoppable(self._threads, lambda stopped: shelved.segment.check_blocks(_CHECK_THREADS, stopped))
+        failpoints.hit("adopt.checked")
 
     async def close(self) -> None:
         """Wait for what is under way; segments keep their names for the next start."""

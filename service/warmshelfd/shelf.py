@@ -198,6 +198,7 @@ class Shelf:
         finally:
             self.residency.notify()
             await self.residency.let_go(entry.segment_id)
+        failpoints.hit("remove.unlinked")
         await self.registering.source_left(entry.spec.source)
 
     def withdraw(self, entry: Entry, error: WarmshelfError) -> None:

@@ -36,12 +36,12 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
 
-from kit import doc_parts  # noqa: E402 - also found when this is run as a program
+from kit import doc_parts, evidence_text  # noqa: E402 - also found when this is run as a program
 
 TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CODE = sorted(
     path
-    for folder in ("client", "service", "protos", "tests", "benchmarks", "examples", "scripts", ".ci")
+    for folder in ("client", "service", "protos", "tests", "benchmarks", "evidence", "examples", "scripts", ".ci")
     for path in (ROOT / folder).rglob("*")
     if path.is_file() and "__pycache__" not in path.parts
 )
@@ -149,6 +149,9 @@ GENERATED: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/wire.md", "errors"): error_table,
     ("docs/wire.md", "limits"): limits,
     ("docs/metrics.md", "metrics"): metric_table,
+    ("docs/evidence.md", "runs"): evidence_text.runs,
+    ("docs/evidence.md", "kills"): evidence_text.kills,
+    ("docs/evidence.md", "zoo"): evidence_text.zoo,
     ("docs/concepts.md", "life"): life,
     ("docs/concepts.md", "calls"): doc_parts.calls,
     ("docs/config.md", "settings"): doc_parts.settings,

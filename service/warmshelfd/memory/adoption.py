@@ -17,11 +17,14 @@ def adopt(arena: Arena, keep: Collection[str]) -> Iterator[tuple[str, Segment | 
     are removed too. If the budget has become smaller, the first ones win.
     """
     arena.remove_orphans(keep)
+    failpoints.hit("adopt.cleaned")
     there = set(arena.segment_ids())
     for segment_id in keep:
         if segment_id in there:
             failpoints.hit("adopt.segment")
-            yield segment_id, _adopt_or_discard(arena, segment_id)
+            adopted = _adopt_or_discard(arena, segment_id)
+            failpoints.hit("adopt.taken")
+            yield segment_id, adopted
 
 
 def _adopt_or_discard(arena: Arena, segment_id: str) -> Segment | WarmshelfError:

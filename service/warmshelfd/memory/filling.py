@@ -91,6 +91,7 @@ class Filling:
         start, end = part
         failpoints.hit("load.part")
         self.allocate(start, end - start)
+        failpoints.hit("load.allocated")
         noted = round_up(start, BLOCK_BYTES)
         for first, last in pieces(self.plan, start, end, self._read_bytes):
             if failed():

@@ -234,11 +234,8 @@ def _decode_layout(raw: bytes, header: SegmentHeader) -> Layout:
 
 def _check_block(index: int, start: int, stored: int, found: int) -> None:
     if stored != found:
-        raise SegmentCorrupt(
-            f"block {index} of the segment, at byte {start}, has another CRC than stored",
-            block_index=index,
-            block_bytes=BLOCK_BYTES,
-        )
+        text = f"block {index} of the segment, at byte {start}, has another CRC than stored"
+        raise SegmentCorrupt(text, block_index=index, block_bytes=BLOCK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +324,7 @@ class SegmentWriter:
         """
         with self._file.view() as view:
             what = view, self._plan, self._sections.data
-            filling = Filling(*what, self._allocate, read, cancelled, progress, gap_bytes, hot)
-            filling.run(threads)
+            (filling := Filling(*what, self._allocate, read, cancelled, progress, gap_bytes, hot)).run(threads)
         self._crcs = filling.crcs.tobytes()
         self._filled = True
 
@@ -340,12 +336,13 @@ class SegmentWriter:
                 f"manifest of {len(manifest)} bytes, room for {self._sections.manifest_bytes_max}"
             )
         s = self._sections
-        layout = self._write(s.layout.offset, self._layout)
-        blocks = self._write(s.blocks.offset, self._crcs)
+        layout, blocks = self._write(s.layout.offset, self._layout), self._write(s.blocks.offset, self._crcs)
         tail = self._write(s.manifest_offset, manifest)
+        failpoints.hit("load.described")
         self._write(0, pack_header(SegmentHeader(self.segment_id, s.size_bytes, s.data, layout, blocks, tail)))
         if not self._file.forbid_writing():
             raise Internal(f"segment {self.segment_id} cannot be sealed while a view of it is in use")
+        failpoints.hit("load.frozen")
         os.fchmod(self._file.fd, SEALED_MODE)
         failpoints.hit("load.sealed")
 
@@ -358,8 +355,9 @@ class SegmentWriter:
         self._file.check_sealed(self._name)
         segment = Segment(self._file, _read_header(self._file, self.segment_id), checked=True)
         segment.pinned = self._home.pin(self._file)
-        directory_fd = self._home.directory_fd
-        os.rename(self._name, self.segment_id, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+        failpoints.hit("load.pinned")
+        here = self._home.directory_fd
+        os.rename(self._name, self.segment_id, src_dir_fd=here, dst_dir_fd=here)
         self._name = self.segment_id
         failpoints.hit("load.published")
         with self._ending:
@@ -373,6 +371,7 @@ class SegmentWriter:
             if self._ended:
                 return
             self._ended = True
+        failpoints.hit("load.aborted")
         with suppress(FileNotFoundError):
             os.unlink(self._name, dir_fd=self._home.directory_fd)
         self._reservation.become_unnamed(self.size_bytes)

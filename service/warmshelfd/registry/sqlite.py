@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from warmshelf.errors import Internal, RegistryUnavailable, WarmshelfError
 from warmshelf.types import Alias
+from warmshelfd import failpoints
 from warmshelfd.registry import aliases, uses
 from warmshelfd.registry.base import Registration, Registry
 from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
@@ -201,7 +202,9 @@ def _in_one_transaction(connection: sqlite3.Connection, jobs: Sequence[_Job]) ->
     try:
         connection.execute("BEGIN")
         results = [job.work(connection) for job in jobs]
+        failpoints.hit("commit.begun")
         connection.execute("COMMIT")
+        failpoints.hit("commit.done")
     except BaseException:
         with suppress(sqlite3.Error):
             connection.rollback()

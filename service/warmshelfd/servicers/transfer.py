@@ -103,6 +103,7 @@ class TransferServicer:
                 self._flight.give(size)
             self._metrics.sent(stop - offset)
             offset = stop
+        failpoints.hit("stream.sent")
 
     async def read_layout(self, request: transfer_pb2.ReadLayoutRequest, context: Any) -> None:
         """Stream the layout of a lease in parts, none larger than the chunk that each stream may always send."""

@@ -1,0 +1,65 @@
+"""The tables of ``docs/evidence.md``, made from the files of ``evidence/``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from killing.points import POINTS
+from kit.evidence import EVIDENCE
+
+
+def runs() -> str:
+    """Return what each long run did, where, and of which commit."""
+    lines = ["| file | ended | commit | machine | result |", "|---|---|---|---|---|"]
+    for path in sorted(EVIDENCE.glob("*.json")):
+        run = _read(path.stem)
+        machine = run["machine"]
+        where = f"{machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}"
+        lines.append(
+            f"| [{path.name}](../evidence/{path.name}) | {run['ended']} | `{run['commit']}` | {where}, "
+            f"Python {machine['python']} | {_RESULTS[path.stem](run)} |"
+        )
+    return "\n".join(lines)
+
+
+def kills() -> str:
+    """Return how often the daemon was killed where."""
+    run = _read("kill-loop")
+    lines = ["| killed at | brought there by | kills |", "|---|---|---:|"]
+    lines += [
+        f"| `{name}` | {POINTS[name].deed.replace('_', ' ')} | {count:,} |" for name, count in run["points"].items()
+    ]
+    compared = ", ".join(f"{size / 1e9:,.1f} GB {where}" for where, size in run["bytes_compared"].items())
+    return "\n".join([*lines, "", f"Compared: {compared}; {run['looks']:,} looks at everything there is."])
+
+
+def zoo() -> str:
+    """Return every defect and the test that saw it."""
+    lines = ["| defect | what is so with it | the first test that fails |", "|---|---|---|"]
+    for row in _read("bug-zoo")["defects"]:
+        sentence = row["seen_by"].removeprefix("test_").replace("_", " ")
+        seen = f"{sentence} (`{row['test']}`)" if sentence else "**none**"
+        lines.append(f"| {row['name']} | {row['breaks']} | {seen} |")
+    return "\n".join(lines)
+
+
+def _kills_result(run: Mapping[str, Any]) -> str:
+    return (
+        f"{run['kills']:,} kills at {len(run['points'])} points, each {min(run['points'].values())} times or more, in "
+        f"{run['seconds'] / 60:.0f} minutes: {run['faults']} faults; at 95 % fewer than {run['bound_95']:g} a kill; "
+        f"seed {run['seed']}"
+    )
+
+
+def _zoo_result(run: Mapping[str, Any]) -> str:
+    return f"{run['seen']} of {run['planted']} defects seen"
+
+
+_RESULTS = {"kill-loop": _kills_result, "bug-zoo": _zoo_result}
+
+
+def _read(name: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((EVIDENCE / f"{name}.json").read_text())
+    return facts
