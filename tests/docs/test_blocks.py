@@ -88,7 +88,7 @@ CANNOT = {
     ("docs/moving-from-tensorizer.md", _BEFORE): "vLLM's own, and not on CPUs",
     ("docs/moving-from-tensorizer.md", "$ vllm serve /tmp/acme-base --load-format warmshelf"): "tests/vllm starts one",
     ("docs/push.md", "$ cat adapters.jsonl"): "a line for an S3 store; tests/e2e/test_register_many.py registers many",
-    ("docs/security.md", "import warmshelf"): "takes certificates: tests/e2e/test_secured_client.py makes some",
+    ("docs/access.md", "import warmshelf"): "takes certificates: tests/e2e/test_secured_client.py makes some",
     ("docs/sources-hub.md", "$ pip install 'warmshelf[daemon,hub]'"): _STORE,
     ("docs/sources-hub.md", "$ warmshelfd --allow-source file:///data/hf-cache"): _STORE,
     ("docs/sources-redis.md", "$ warmshelfd --allow-source redis://cache:6379/0/loras"): _REDIS,

@@ -155,7 +155,7 @@ GENERATED: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/concepts.md", "life"): life,
     ("docs/concepts.md", "calls"): doc_parts.calls,
     ("docs/config.md", "settings"): doc_parts.settings,
-    ("docs/security.md", "calls"): call_table,
+    ("docs/access.md", "calls"): call_table,
 }
 
 

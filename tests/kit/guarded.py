@@ -16,7 +16,15 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from kit.authority import Authority, Pair, channel
 from kit.processes import Daemon
-from warmshelf.v1 import alias_pb2, capabilities_pb2, catalog_pb2, lease_pb2, push_pb2, residency_pb2, transfer_pb2
+from warmshelf.v1 import (
+    alias_pb2,
+    capabilities_pb2,
+    catalog_pb2,
+    lease_pb2,
+    push_pb2,
+    residency_pb2,
+    transfer_pb2,
+)
 
 SECONDS = 20
 ROLES = ("reader", "registrar", "operator")
