@@ -31,19 +31,19 @@ def main() -> int:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="warmshelf-killing-") as root, opened(Path(root), asked.seed) as scene:
         try:
-            kill_rounds(scene, asked.rounds, begun + asked.seconds)
+            reports = kill_rounds(scene, asked.rounds, begun + asked.seconds)
         except Wrong as wrong:
             print(f"seed {asked.seed}: {wrong}")
             return 1
-        facts = facts_of(scene, asked.seed, time.monotonic() - begun)
+        facts = facts_of(scene, reports, asked.seed, time.monotonic() - begun)
     print(f"seed {asked.seed}: {facts['kills']} kills at {len(POINTS)} points, nothing wrong")
     if asked.out:
         write_evidence(asked.out, facts)
     return 0
 
 
-def kill_rounds(scene: Scene, round_count: int, deadline: float) -> None:
-    """Kill at every point in each round, and look at everything in the end."""
+def kill_rounds(scene: Scene, round_count: int, deadline: float) -> list[dict[str, Any]]:
+    """Kill at every point in each round, look at everything in the end, and return what the workers have seen."""
     names = list(POINTS)
     for number in range(round_count):
         if time.monotonic() > deadline:
@@ -52,12 +52,12 @@ def kill_rounds(scene: Scene, round_count: int, deadline: float) -> None:
         for name in chain(names):
             scene.kill_at(name)
         print(f"round {number + 1}: {scene.kills.total()} kills", flush=True)
-    scene.last_look()
+    return scene.last_look()
 
 
-def facts_of(scene: Scene, seed: int, seconds: float) -> Mapping[str, Any]:
+def facts_of(scene: Scene, seen: list[dict[str, Any]], seed: int, seconds: float) -> Mapping[str, Any]:
     """Return what a run without a fault has shown."""
-    reports = {report["transport"]: report for report in scene.reports()}
+    reports = {report["transport"]: report for report in seen}
     kills = scene.kills.total()
     return {
         "what": "SIGKILL of the daemon at every failpoint under load; wrong, foreign, stale or lost bytes, things left",

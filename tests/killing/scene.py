@@ -126,19 +126,21 @@ class Scene:
                 for artifact_id in self._too_many():
                     self.deeds.remove_one(plain, artifact_id)
 
-    def last_look(self) -> None:
-        """Start a daemon that nothing kills, and look at everything."""
+    def last_look(self) -> list[dict[str, Any]]:
+        """Start a daemon that nothing kills, look at everything, and return what the workers have seen until then."""
         self.begin()
         self.daemon.wait_ready()
         self.look("evict")
-        for report in self.reports():
+        reports = list(self._reports())
+        for report in reports:
             if report["wrong"]:
                 self._fail(f"the {report['transport']} worker saw {report['wrong'][0]}")
         if self.daemon.kill(signal.SIGTERM) != 0:
             self._fail("did not end well")
         self.daemon.check()
+        return reports
 
-    def reports(self) -> Iterator[dict[str, Any]]:
+    def _reports(self) -> Iterator[dict[str, Any]]:
         """Ask the workers what they have seen."""
         for worker in self._workers:
             worker.tell()

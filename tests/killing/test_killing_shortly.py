@@ -29,9 +29,9 @@ def test_killed_once_at_every_point_nothing_is_wrong_lost_or_left(scene: Scene) 
     """B39, B53: no wrong, foreign, stale or lost byte; adopted without the sources, which are gone."""
     for name in chain(list(POINTS)):
         scene.kill_at(name)
-    scene.last_look()
+    reports = scene.last_look()
     assert set(scene.kills) == set(POINTS)
-    for report in scene.reports():
+    for report in reports:
         assert report["wrong"] == []
         assert report["reads"] > 10
 
