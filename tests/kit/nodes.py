@@ -42,8 +42,8 @@ class Node:
         process = self._pod("memory/shelf", [sys.executable, "-m", "warmshelfd", *arguments])
         self._daemons.append(process)
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert " ready: " in line, line
+        line = next((line for line in process.stdout if " ready: " in line), "")  # the log comes the same way
+        assert line, "the daemon ended before it was ready"
         return process
 
     def purge(self, arguments: Sequence[str]) -> str:
