@@ -276,9 +276,12 @@ class Connection:
         call: Any = error  # what gRPC raises is the call too, which its types do not say
         trailing = dict(call.trailing_metadata() or ())
         found = error_from_status(call.code().name, call.details() or "", trailing.get(STATUS_METADATA_KEY))
-        if STATUS_METADATA_KEY in trailing or not isinstance(found, DaemonUnreachable | DeadlineExceeded):
+        is_ours = STATUS_METADATA_KEY in trailing or self._closed or found.message.startswith(_BY_US)
+        if is_ours or not isinstance(found, DaemonUnreachable | DeadlineExceeded | Cancelled):
             return found
         where = self.address.text
+        if isinstance(found, Cancelled):  # by a daemon that ends: what this process cancels is closed, or says so
+            return DaemonUnreachable(f"the daemon at {where} ended the call", address=where)
         if isinstance(found, DaemonUnreachable):
             return DaemonUnreachable(f"no daemon answers at {where}: {found.message}", address=where)
         return DeadlineExceeded(f"the call to {where} did not end before its deadline", address=where)
@@ -287,6 +290,10 @@ class Connection:
         """Close the channel; calls under way end as Cancelled."""
         self._closed = True
         self._channel.close()
+
+
+_BY_US = "Locally cancelled"
+"""Begins what gRPC says of a call that this process cancelled."""
 
 
 def _open_channel(address: Address, security: Security) -> grpc.Channel:

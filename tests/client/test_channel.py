@@ -259,3 +259,28 @@ def test_what_makes_use_of_a_lease_is_there_after_an_import_of_warmshelf_alone(n
 def test_a_name_that_warmshelf_lacks_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="cupy"):
         _ = warmshelf.cupy
+
+
+class Ended(grpc.GenericRpcHandler):
+    """Every call ends as gRPC ends it in a server that stops: cancelled, with nothing of the daemon's."""
+
+    def service(self, _call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        def end(_request: bytes, context: grpc.ServicerContext) -> bytes:
+            context.abort(grpc.StatusCode.CANCELLED, "")
+            raise AssertionError
+
+        return grpc.unary_unary_rpc_method_handler(end)
+
+
+def test_a_call_that_a_stopping_daemon_cancels_is_one_that_nobody_answered(tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=(Ended(),))
+    server.add_insecure_port(f"unix:{tmp_path}/api.sock")
+    server.start()
+    connection = Connection(parse_address(f"unix://{tmp_path}/api.sock"))
+    request = catalog_pb2.GetArtifactRequest(artifact_id="a")
+    try:
+        with pytest.raises(DaemonUnreachable, match="ended the call"):
+            connection.once(lambda: connection.catalog.GetArtifact(request, timeout=10))
+    finally:
+        connection.close()
+        server.stop(None).wait()
