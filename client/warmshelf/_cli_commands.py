@@ -79,7 +79,7 @@ def register(
 @app.command()
 def load(
     context: typer.Context,
-    artifact_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The artifacts' IDs.")],
+    artifact_ids: Annotated[list[str], typer.Argument(metavar="ID", help="The artifacts' IDs.")],
     detach: Annotated[bool, typer.Option("--detach", help="Begin the loads and do not wait for them.")] = False,
     address: Address = None,
     output: Output = None,
@@ -140,7 +140,7 @@ def watch(
 def where(
     context: typer.Context,
     artifact_id: Annotated[
-        str, typer.Argument(metavar="[ID]", help="Only this artifact, or what this alias means.")
+        str, typer.Argument(metavar="ID", help="Only this artifact, or what this alias means.")
     ] = "",
     address: Address = None,
     output: Output = None,
@@ -153,7 +153,7 @@ def where(
 @app.command()
 def leases(
     context: typer.Context,
-    artifact_id: Annotated[str, typer.Argument(metavar="[ID]", help="Only those on this artifact.")] = "",
+    artifact_id: Annotated[str, typer.Argument(metavar="ID", help="Only those on this artifact.")] = "",
     address: Address = None,
     output: Output = None,
 ) -> None:
@@ -187,7 +187,7 @@ def budget(
     context: typer.Context,
     size: Annotated[
         Optional[int],  # noqa: UP045 - typer reads it at run time
-        typer.Argument(metavar="[SIZE]", parser=_size, help="The budget from now on, such as 48GiB; none: show it."),
+        typer.Argument(metavar="SIZE", parser=_size, help="The budget from now on, such as 48GiB; none: show it."),
     ] = None,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for leases to end that are in the way.")
@@ -244,7 +244,7 @@ def bench(
     context: typer.Context,
     artifact_ids: Annotated[
         Optional[list[str]],  # noqa: UP045 - typer reads it at run time
-        typer.Argument(metavar="[ID...]", help="Artifacts to measure; one that is not resident is loaded."),
+        typer.Argument(metavar="ID", help="Artifacts to measure; one that is not resident is loaded."),
     ] = None,
     source: Annotated[
         str, typer.Option(metavar="DIR", help="Measure 256 MiB made here, where the daemon may read; then remove it.")

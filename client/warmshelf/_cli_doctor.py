@@ -33,11 +33,20 @@ def examine(
     output: Output = None,
 ) -> None:
     """Check this node, or with --worker this process's place on it, and say what to do."""
-    where = address or context.obj.address
+    caller = context.obj
+    reached = doctor.examine(
+        address or caller.address,
+        arena=arena,
+        budget_bytes=_bytes(budget),
+        as_worker=worker,
+        tls=caller.tls,
+        token=caller.token_file,
+    )
     try:
-        found = list(doctor.examine(where, arena=arena, budget_bytes=_bytes(budget), as_worker=worker))
+        found = list(reached)
     except InvalidRequest as error:
-        raise typer.BadParameter(error.message, param_hint="--address") from error
+        hint = "--address" if "address" in error.details else None
+        raise typer.BadParameter(error.message, param_hint=hint) from error
     show(found, output_of(context, output))
     raise typer.Exit(status_of(found))
 

@@ -155,7 +155,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         shown.add_column(name, overflow="fold")
     for row in rows:
         shown.add_row(*map(_text, row))
-    _console(sys.stdout).print(shown)
+    _print(shown)
 
 
 def size(size_bytes: int) -> str:
@@ -255,7 +255,16 @@ def _print_facts(facts: Iterable[_Row]) -> None:
     for name, value in facts:
         lines = (value,) if isinstance(value, str) else value
         table.add_row(_text(name), _text(*lines))
-    _console(sys.stdout).print(table)
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    """Print a table without the blanks that fill its last column: one long value would put them behind every other."""
+    console = _console(sys.stdout)
+    with console.capture() as printed:
+        console.print(table)
+    for line in printed.get().removesuffix("\n").split("\n"):
+        print(line.rstrip())
 
 
 def _console(stream: TextIO) -> Console:

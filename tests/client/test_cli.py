@@ -47,6 +47,15 @@ def test_an_artifact_is_registered_listed_and_removed(run: Run) -> None:
     assert len(run("list")[1].splitlines()) == 1
 
 
+def test_no_line_of_a_table_ends_in_blanks(run: Run) -> None:
+    run("register", "org/a", LONG_URI)
+    run("register", "org/b", "file:///b")
+    for command in (["list"], ["show", "org/a"], ["capacity"]):
+        lines = run(*command)[1].splitlines()
+        assert len(lines) > 2
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
 def test_json_has_the_protocols_names(run: Run) -> None:
     run("register", "org/a", "file:///models/a", "--base", "org/base")
     status, out, _ = run("list", "--output", "json")

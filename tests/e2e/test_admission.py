@@ -234,7 +234,7 @@ def test_a_caller_learns_who_it_is_and_what_it_lacks_and_the_log_who_called(by_t
 
     eventually(lambda: len(lines()) == 2, "both calls are logged")
     assert [(line.get("identity"), line.get("reason")) for line in lines()] == [
-        (None, "PERMISSION_DENIED"), ("the-reader", "ARTIFACT_NOT_FOUND")
+        ("the-reader", "PERMISSION_DENIED"), ("the-reader", "ARTIFACT_NOT_FOUND")
     ]  # fmt: skip
 
 

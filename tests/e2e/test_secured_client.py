@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -155,6 +156,26 @@ def test_bench_streams_by_the_same_right(by_token: Guarded, models: Path) -> Non
     command = [sys.executable, "-m", "warmshelf.cli", "--address", address, *options, "bench", "--rounds", "1", "a"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_doctor_asks_by_the_same_right(by_token: Guarded, models: Path) -> None:
+    write_model(models / "a.safetensors", 1)
+    with by_token.daemon.connect() as shelf:
+        shelf.register("a", models / "a.safetensors")
+        list(shelf.load("a"))
+    options = ["--tls-ca", ca(by_token), "--token-file", str(by_token.token_file("reader"))]
+    address = by_token.daemon.tcp_address.replace("127.0.0.1", "localhost")
+    command = [sys.executable, "-m", "warmshelf.cli", "--address", address, "--output", "json"]
+
+    def found(*options: str) -> tuple[int, dict[str, str]]:
+        words = [*command, *options, "doctor", "--worker", "--arena", str(by_token.daemon.arena)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.returncode, {one["check"]: one["level"] for one in json.loads(done.stdout)["findings"]}
+
+    status, levels = found(*options)
+    assert (status, levels["daemon"], levels["worker-mapping"]) == (0, "ok", "ok")
+    status, levels = found(*options[:2])
+    assert (status, levels["access"]) == (1, "problem")
 
 
 @pytest.mark.parametrize("in_environment", [True, False])

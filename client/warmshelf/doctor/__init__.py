@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
-from warmshelf.client import ARENA_VARIABLE
+from warmshelf._security import Tls
+from warmshelf.client import ARENA_VARIABLE, connect
 from warmshelf.doctor import daemon, device, kernel, locking, memory, pages, worker
 from warmshelf.doctor.daemon import REACH, DaemonSeen
 from warmshelf.doctor.finding import Finding, Level, worst
@@ -19,7 +21,13 @@ __all__ = ["REACH", "Finding", "Level", "examine", "worst"]
 
 
 def examine(
-    address: str | None = None, *, arena: str = "", budget_bytes: int = 0, as_worker: bool = False
+    address: str | None = None,
+    *,
+    arena: str = "",
+    budget_bytes: int = 0,
+    as_worker: bool = False,
+    tls: Tls | None = None,
+    token: str | os.PathLike[str] | None = None,
 ) -> Iterator[Finding]:
     """Yield what is found, check by check.
 
@@ -28,17 +36,20 @@ def examine(
         arena: the directory; by default WARMSHELF_ARENA, else the daemon's, else this user's default.
         budget_bytes: by default the daemon's, else half of what the file system has.
         as_worker: check what a worker needs in this process's place, and not the node.
+        tls: as for ``connect``.
+        token: as for ``connect``.
 
     Raises:
-        InvalidRequest: the address is none.
+        InvalidRequest: the address is none, or the token may not go there.
     """
-    seen = daemon.look(address)
+    reach = partial(connect, address, tls=tls, token=token, timeout=daemon.ANSWER_SECONDS)
+    seen = daemon.look(reach)
     yield from daemon.judge(seen)
     given = arena or os.environ.get(ARENA_VARIABLE, "")
     directory = given or _default_arena(seen)
     if as_worker:
         if seen.capabilities is not None:
-            yield from worker.judge(worker.look(address, directory, given), seen)
+            yield from worker.judge(worker.look(reach, directory, given), seen)
     else:
         yield from _node(seen, directory, budget_bytes)
     yield from device.judge(device.look())

@@ -6,13 +6,13 @@ Asks it one question; everything else here is judging.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from warmshelf._sizes import show_size
-from warmshelf.client import connect
+from warmshelf.client import Shelf
 from warmshelf.doctor.finding import Finding, Level
-from warmshelf.errors import WarmshelfError
+from warmshelf.errors import PermissionDenied, Unauthenticated, WarmshelfError
 from warmshelf.types import Capabilities
 
 REACH = "daemon"
@@ -31,25 +31,28 @@ class DaemonSeen:
         capabilities: what it said; None if it did not answer.
         refusal: why not.
         client_version: this side's release; "" if it is not installed.
+        is_barred: it answers, but not this caller.
     """
 
     address: str
     capabilities: Capabilities | None
     refusal: str
     client_version: str
+    is_barred: bool = False
 
 
-def look(address: str | None) -> DaemonSeen:
-    """Ask the daemon at an address what it is.
+def look(reach: Callable[[], Shelf]) -> DaemonSeen:
+    """Ask a daemon what it is.
 
     Raises:
-        InvalidRequest: that is no address.
+        InvalidRequest: there is no such address, or the token may not go there.
     """
-    with connect(address, timeout=ANSWER_SECONDS) as shelf:
+    with reach() as shelf:
         try:
             return DaemonSeen(shelf.address, shelf.capabilities(), "", _own_version())
         except WarmshelfError as error:
-            return DaemonSeen(shelf.address, None, error.message, _own_version())
+            is_barred = isinstance(error, (Unauthenticated, PermissionDenied))
+            return DaemonSeen(shelf.address, None, error.message, _own_version(), is_barred)
 
 
 def _own_version() -> str:
@@ -62,6 +65,11 @@ def _own_version() -> str:
 def judge(seen: DaemonSeen) -> Iterator[Finding]:
     """Yield what there is to say of the daemon."""
     said = seen.capabilities
+    if seen.is_barred:
+        text = f"the daemon at {seen.address} does not take this caller: {seen.refusal}"
+        advice = "say who calls: --token-file or --tls-cert before the subcommand, and an [[identity]] at the daemon"
+        yield Finding("access", Level.PROBLEM, text, advice)
+        return
     if said is None:
         advice = "start warmshelfd, or say where it listens: --address or WARMSHELF_ADDRESS"
         yield Finding(REACH, Level.PROBLEM, seen.refusal, advice)

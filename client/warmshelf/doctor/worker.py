@@ -6,12 +6,12 @@ Leases something resident if there is anything, as a worker would. Writes nothin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from warmshelf._volume import directory_identity
-from warmshelf.client import connect
-from warmshelf.doctor.daemon import ANSWER_SECONDS, DaemonSeen
+from warmshelf.client import Shelf
+from warmshelf.doctor.daemon import DaemonSeen
 from warmshelf.doctor.finding import Finding, Level
 from warmshelf.errors import WarmshelfError
 from warmshelf.types import ArtifactState
@@ -51,17 +51,17 @@ class Seen:
     lease_refusal: str = ""
 
 
-def look(address: str | None, directory: str, arena: str) -> Seen:
+def look(reach: Callable[..., Shelf], directory: str, arena: str) -> Seen:
     """Look at the arena and lease the smallest of what is resident.
 
     Args:
-        address: of the daemon.
+        reach: connects to the daemon.
         directory: the arena, as far as it is known.
         arena: what a worker here would tell ``connect``; "" if nothing, and then over TCP nothing is mapped.
     """
     refusal, is_writable, identity = _look_at(directory)
     try:
-        leased_id, fallback_reason = _lease(address, arena)
+        leased_id, fallback_reason = _lease(reach, arena)
         return Seen(directory, refusal, is_writable, identity, leased_id, fallback_reason)
     except WarmshelfError as error:
         return Seen(directory, refusal, is_writable, identity, lease_refusal=error.message)
@@ -78,9 +78,9 @@ def _look_at(directory: str) -> tuple[str, bool, str]:
         os.close(fd)
 
 
-def _lease(address: str | None, arena: str) -> tuple[str, str]:
+def _lease(reach: Callable[..., Shelf], arena: str) -> tuple[str, str]:
     """Return the smallest resident artifact, and why it was not mapped; what cannot be mapped is streamed whole."""
-    with connect(address, arena=arena or None, timeout=ANSWER_SECONDS) as shelf:
+    with reach(arena=arena or None) as shelf:
         resident = [one for one in shelf.list() if one.state is ArtifactState.READY]
         if not resident:
             return "", ""

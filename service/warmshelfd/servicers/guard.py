@@ -165,6 +165,7 @@ class Guard(grpc.aio.ServerInterceptor):
         except BaseException as error:
             typed = _typed(error, context)
             code, reason = typed.code.value, typed.reason
+            identity = identity or str(typed.details.get("identity", ""))  # known, but its role does not do
             raise
         finally:
             seconds = time.monotonic() - start
