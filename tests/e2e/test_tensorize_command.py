@@ -24,7 +24,9 @@ KEY = bytes(range(7, 39))
 STATE = {"a.weight": torch.randn(64, 64).bfloat16(), "b.weight": torch.arange(100), "scalar": torch.tensor(1.5)}
 
 
-def run(*arguments: object, code: str = "from warmshelf.cli import main; main()") -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: object, code: str = "import sys; from warmshelf.cli import main; sys.exit(main())"
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -72,7 +74,7 @@ def test_a_refusal_names_its_reason_and_leaves_nothing(hf: Path, tmp_path: Path)
 
 
 def test_without_the_library_the_command_says_what_to_install(hf: Path, tmp_path: Path) -> None:
-    code = "import sys; sys.modules['tensorizer'] = None; from warmshelf.cli import main; main()"
+    code = "import sys; sys.modules['tensorizer'] = None; from warmshelf.cli import main; sys.exit(main())"
     done = run("tensorize", hf, tmp_path / "out", code=code)
     assert done.returncode == 2
     assert done.stderr == "warmshelf: this command needs tensorizer: pip install 'warmshelf[tensorizer]'\n"

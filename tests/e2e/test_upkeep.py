@@ -56,7 +56,9 @@ def test_a_source_that_hangs_delays_no_other_declared_or_preloaded_artifact(
         daemon.start(
             *("--config", str(config), "--declare", str(declaration), "--allow-source", web.url),
             *("--preload", "hung-0", "d"),
+            wait=False,  # it is ready when the preload has been tried
         )
+        daemon.wait_listening()
         with daemon.connect() as shelf:
             states = {"b": ArtifactState.REGISTERED, "c": ArtifactState.REGISTERED, "d": ArtifactState.READY}
             eventually(lambda: {a.artifact_id: a.state for a in shelf.list()} == states, "all others are there", 5)
