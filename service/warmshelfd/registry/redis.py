@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from warmshelf.errors import AliasMoved, Internal, RegistryUnavailable, SpecMismatch, WarmshelfError
+from warmshelf.errors import AliasMoved, RegistryUnavailable, SpecMismatch, WarmshelfError
 from warmshelf.types import Alias, Sync, SyncState
 from warmshelfd.redis_wire import RedisAwayError, RedisRefusedError
 from warmshelfd.registry.aliases import MARK
@@ -27,6 +27,7 @@ from warmshelfd.registry.redis_sync import Ears, RedisSync
 from warmshelfd.registry.shared import Change, Shared, Verdict, conflict_text, essence, is_alike, is_shared
 from warmshelfd.registry.sqlite import CopiedRegistry, SqliteRegistry, to_row
 from warmshelfd.registry.synced import REMOVED, Known, keep_known, load_known, put_known, read_some, remove
+from warmshelfd.registry.telling import answer, tell_on
 
 ANSWER_SECONDS = 0.5
 """How long a new registration waits for the other nodes' word; without one it is queued."""
@@ -60,6 +61,8 @@ class RedisRegistry(CopiedRegistry):
         self._known: dict[str, Known] = {}  # what the store is known to have, by ID
         self._dirty: dict[str, None] = {}  # what is to be published, in order
         self._publishing: set[str] = set()  # of that, what is on its way
+        self._given: dict[str, str] = {}  # essences of new IDs that the store may have been given, nobody knows yet
+        self._missed: dict[str, Shared] = {}  # what others made of IDs while those were this node's to publish
         self._taking_up: dict[str, Registration] = {}  # what others have of some IDs, while the node takes it up
         self._asking: dict[str, asyncio.Future[str]] = {}  # new registrations that wait: "" or why they are refused
         self._changed = asyncio.Event()  # there is something to publish, or the store came into reach
@@ -110,11 +113,11 @@ class RedisRegistry(CopiedRegistry):
             del self._known[artifact_id]  # heard of and not taken up yet: this node changes nothing that it knew
         if not self._up or not is_shared(registration):
             return await self.put(registration)
-        answer = self._asking[artifact_id] = asyncio.get_running_loop().create_future()
+        waiting = self._asking[artifact_id] = asyncio.get_running_loop().create_future()
         try:
             await self.put(registration)
             with suppress(asyncio.TimeoutError):
-                if conflict := await asyncio.wait_for(answer, ANSWER_SECONDS):
+                if conflict := await asyncio.wait_for(waiting, ANSWER_SECONDS):
                     await self._copy.delete(artifact_id)
                     text = f"{artifact_id!r} is registered in the fleet: {conflict}"
                     raise SpecMismatch(text, artifact_id=artifact_id)
@@ -124,7 +127,9 @@ class RedisRegistry(CopiedRegistry):
     async def delete(self, artifact_id: str) -> None:
         """As the interface says; other nodes are told later."""
         known = self._known.get(artifact_id)
-        if known is not None:  # the store has it
+        if known is None and (given := self._given.pop(artifact_id, "")):
+            known = Known(0, given)
+        if known is not None:  # the store has it, or may have by now
             removed = replace(known, essence=REMOVED + known.essence_seen)
             self._set_known(artifact_id, removed)
             self._dirty[artifact_id] = None
@@ -133,6 +138,7 @@ class RedisRegistry(CopiedRegistry):
             await self._copy.run(lambda connection: remove(connection, artifact_id, removed))
             return
         self._dirty.pop(artifact_id, None)
+        self._hear_missed([artifact_id])
         await self._copy.delete(artifact_id)
 
     def start(self, listener: Listener) -> None:
@@ -209,6 +215,7 @@ class RedisRegistry(CopiedRegistry):
             self._changed.set()
         else:
             self._dirty.pop(artifact_id, None)
+            self._hear_missed([artifact_id])
         self._note(artifact_id)
 
     def _note(self, artifact_id: str) -> None:
@@ -241,10 +248,14 @@ class RedisRegistry(CopiedRegistry):
             mine, known = there.get(artifact_id), self._known.get(artifact_id, _NEW)
             if is_shared(mine) if mine is not None else known.is_removed:
                 changes.append(Change(artifact_id, known.revision, known.essence_seen, known.digest, mine))
+                if artifact_id not in self._known:
+                    self._given[artifact_id] = essence(mine)
         decisions = await asyncio.wrap_future(self._sync.publish(changes)) if changes else []
         self._publishing.difference_update(ids)
         for decision in decisions:
+            self._given.pop(decision.change.artifact_id, None)
             self._decided(decision)
+        self._hear_missed(ids)
         written = [decision.change.artifact_id for decision in decisions if decision.verdict is Verdict.WRITE]
         await self._keep_known(written)  # what others have is kept once it is taken up
         for artifact_id in ids:
@@ -256,20 +267,12 @@ class RedisRegistry(CopiedRegistry):
         if decision.verdict is Verdict.WRITE and now is not None:
             mine, before = decision.change.registration, self._known.get(artifact_id, _NEW)
             self._know(artifact_id, now, digest=(mine.digest if mine else "") or before.digest)
-            self._answer(asking, "")
+            answer(asking, "")
         elif now is not None and artifact_id not in self._dirty:  # else it has changed here since, which is judged next
             conflict = "" if decision.verdict is Verdict.FOLLOW else conflict_text(decision.change, now)
             if conflict:
                 self._count("conflict")
-            self._hear(now, "" if self._answer(asking, conflict) else conflict)
-
-    @staticmethod
-    def _answer(asking: asyncio.Future[str] | None, conflict: str) -> bool:
-        """Tell who waits; say whether there was somebody."""
-        is_waiting = asking is not None and not asking.done()
-        if asking is not None and is_waiting:
-            asking.set_result(conflict)
-        return is_waiting
+            self._hear(now, "" if answer(asking, conflict) else conflict)
 
     # --- what changed elsewhere ---------------------------------------------
 
@@ -283,9 +286,17 @@ class RedisRegistry(CopiedRegistry):
                 self._found_alias(shared.alias, shared.revision)
                 continue
             known = self._known.get(shared.artifact_id, _NEW)
-            is_ours = shared.artifact_id in self._dirty or shared.artifact_id in self._publishing
-            if shared.revision != known.revision and not is_ours:  # what is ours is decided when it is published
+            if shared.artifact_id in self._dirty or shared.artifact_id in self._publishing:
+                self._missed[shared.artifact_id] = shared  # decided when ours is published, unless it came after that
+            elif shared.revision != known.revision:
                 self._hear(shared)
+
+    def _hear_missed(self, ids: Sequence[str]) -> None:
+        """Hear what others made of IDs that are not this node's to publish any more, unless that is known since."""
+        missed = [self._missed.pop(artifact_id) for artifact_id in ids if artifact_id in self._missed]
+        with self._lock:
+            newer = [one for one in missed if one.revision > self._revisions.get(one.artifact_id, 0)]
+        self._found(newer)
 
     def _found_alias(self, alias: Alias, revision: int) -> None:
         mine = self._aliases.get(alias.name)
@@ -378,22 +389,9 @@ class RedisRegistry(CopiedRegistry):
     # --- from the thread ----------------------------------------------------
 
     def _ears(self) -> Ears:
-        def on_loop(function: Callable[..., None]) -> Callable[..., None]:
-            def tell(*arguments: Any) -> None:
-                if self._loop is None:
-                    raise Internal("the registry was not started")
-                with suppress(RuntimeError):  # the loop was closed: nobody listens
-                    self._loop.call_soon_threadsafe(function, *arguments)
-
-            return tell
-
-        return Ears(
-            found=on_loop(self._found),
-            missing=on_loop(self._missing),
-            up=on_loop(self._came_up),
-            failed=self._count,
-            known=self._revisions_now,
-        )
+        told = partial(tell_on, lambda: self._loop)
+        found, missing, up = map(told, (self._found, self._missing, self._came_up))
+        return Ears(found, missing, up, self._count, self._revisions_now)
 
     def _revisions_now(self) -> Mapping[str, int]:
         with self._lock:

@@ -201,11 +201,14 @@ class RedisStore:
                 return base + 1
         raise RedisAwayError("is written to by too many at once")
 
-    def begin(self, wire: RedisWire) -> None:
-        """Give a store that has no head one."""
-        while self.head(wire) == 0:
+    def begin(self, wire: RedisWire, newest: int) -> None:
+        """Give a store that has no head one, and one that went back a head above the newest number known.
+
+        Else a number would come a second time, and who knows it from before would not read what it stands for now.
+        """
+        while _went_back(self.head(wire), newest):
             exchange(wire, [[b"WATCH", REGISTRATIONS]], 0)
-            if self.head(wire) == 0:
+            if _went_back(self.head(wire), newest):
                 self._commit(wire, 0, [], force=True)
             else:
                 exchange(wire, [[b"UNWATCH"]], 0)
@@ -252,6 +255,11 @@ class RedisStore:
             raise done[-1]  # not the stream's fault: nothing was written
         self._on_bad()
         exchange(wire, [[b"DEL", CHANGES]], 64)
+
+
+def _went_back(head: int, newest: int) -> bool:
+    """Say whether a store needs a new head. Numbers begin at the clock: one that is above it is none of ours."""
+    return head == 0 or head < newest <= time.time_ns() // 1000
 
 
 def _value_of(registration: Registration | None) -> Callable[[int, int], bytes]:

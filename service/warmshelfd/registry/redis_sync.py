@@ -170,10 +170,10 @@ class RedisSync:
 
     def _read_all(self, wire: RedisWire) -> int:
         """Read everything; return the number of the latest change that is surely in what was read."""
-        self._store.begin(wire)
+        known = dict(self._ears.known())
+        self._store.begin(wire, max(known.values(), default=0))
         self._own.clear()
         head = self._store.head(wire)
-        known = dict(self._ears.known())
         removed: list[Shared] = []
         for ids, found in self._store.all(wire, known):
             for artifact_id in ids:
