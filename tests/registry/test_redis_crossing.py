@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.redis_server import RedisServer
-from warmshelf.types import ArtifactSpec, Source, SyncState
+from warmshelf.types import ArtifactSpec, Source, Sync, SyncState
 from warmshelfd.registry.base import Heard, Listener, Registration
 from warmshelfd.registry.open import open_registry
 from warmshelfd.registry.redis_link import Link
@@ -61,12 +61,15 @@ class Other:
         self._wire.allow(5.0)
         return self._store.head(self._wire)
 
-    def has(self, artifact_id: str) -> bool:
+    def registration(self, artifact_id: str) -> Registration | None:
         self._wire.allow(5.0)
         (found,) = self._store.get(self._wire, [artifact_id])
-        return found is not None and found.registration is not None
+        return found.registration if found else None
 
-    def replaces(self, before: Registration, after: Registration) -> None:
+    def has(self, artifact_id: str) -> bool:
+        return self.registration(artifact_id) is not None
+
+    def replaces(self, before: Registration, after: Registration | None) -> None:
         self._wire.allow(5.0)
         change = Change(before.artifact_id, 1, essence(before), "", after)
         (decision,) = self._store.write(self._wire, [change])
@@ -164,3 +167,34 @@ async def test_a_number_that_a_store_lost_does_not_come_again(
             assert other.head() > head + 1
             other.replaces(mine, theirs)
             await until(lambda: any(one.registration == theirs for one in hears.heard))
+
+
+class Waits(Hears):
+    """Takes what it hears up only once it may, as a node whose turn with the ID is somebody else's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = asyncio.Event()
+
+    async def hear(self, heard: Heard) -> bool:
+        await super().hear(heard)
+        await self.may.wait()
+        return True
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_what_is_pinned_between_hearing_and_taking_up_does_not_undo_what_was_heard(
+    server: RedisServer, tmp_path: Path, mine: Registration, is_removed: bool
+) -> None:
+    theirs = None if is_removed else replace(mine, spec=replace(mine.spec, source=Source("file:///models/theirs")))
+    with closing(Other(server)) as other:
+        waits = Waits()
+        async with opened(server, tmp_path / "copy", waits) as registry:
+            await registry.put_new(mine)
+            other.replaces(mine, theirs)
+            await until(lambda: len(waits.heard) == 1)
+            await registry.put(replace(mine, digest=DIGEST))
+            await until(lambda: registry.sync_of(mine.artifact_id) != Sync(SyncState.QUEUED))
+            assert other.registration(mine.artifact_id) == theirs
+            waits.may.set()
+            await until(lambda: len(waits.heard) == 2)  # it was told once more, for its change was refused

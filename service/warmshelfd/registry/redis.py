@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,7 +26,7 @@ from warmshelfd.registry.redis_sync import Ears, RedisSync
 from warmshelfd.registry.shared import Change, Shared, Verdict, conflict_text, essence, is_alike, is_shared
 from warmshelfd.registry.sqlite import CopiedRegistry, SqliteRegistry, to_row
 from warmshelfd.registry.synced import REMOVED, Known, keep_known, load_known, put_known, read_some, remove
-from warmshelfd.registry.telling import answer, tell_on
+from warmshelfd.registry.telling import Numbers, answer, tell_on
 
 ANSWER_SECONDS = 0.5
 """How long a new registration waits for the other nodes' word; without one it is queued."""
@@ -57,11 +56,13 @@ class RedisRegistry(CopiedRegistry):
         self._count = count
         self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._revisions = Numbers()  # of what the store had, for the thread too
         self._sync = RedisSync(link, self._ears(), lambda: count("bad_record"))
         self._known: dict[str, Known] = {}  # what the store is known to have, by ID
         self._dirty: dict[str, None] = {}  # what is to be published, in order
         self._publishing: set[str] = set()  # of that, what is on its way
         self._given: dict[str, str] = {}  # essences of new IDs that the store may have been given, nobody knows yet
+        self._behind: dict[str, Known] = {}  # what was known before what was heard, which is not taken up yet
         self._missed: dict[str, Shared] = {}  # what others made of IDs while those were this node's to publish
         self._taking_up: dict[str, Registration] = {}  # what others have of some IDs, while the node takes it up
         self._asking: dict[str, asyncio.Future[str]] = {}  # new registrations that wait: "" or why they are refused
@@ -71,8 +72,6 @@ class RedisRegistry(CopiedRegistry):
         self._tasks: list[asyncio.Task[None]] = []
         self._aliases: dict[str, Alias] = {}  # as the copy has them
         self._keeping: set[asyncio.Future[Alias]] = set()  # aliases on their way to the copy
-        self._lock = threading.Lock()
-        self._revisions: dict[str, int] = {}  # of ``_known``, for the thread; guarded by the lock
 
     # --- the registry -------------------------------------------------------
 
@@ -80,8 +79,7 @@ class RedisRegistry(CopiedRegistry):
         """As the interface says: what this node's copy has."""
         registrations = await self._copy.load_all()
         self._known = await self._copy.run(load_known)
-        with self._lock:
-            self._revisions = {artifact_id: known.revision for artifact_id, known in self._known.items()}
+        self._revisions.update({artifact_id: known.revision for artifact_id, known in self._known.items()})
         there = {registration.artifact_id for registration in registrations}
         for registration in registrations:
             self._mark(registration.artifact_id, registration)
@@ -89,13 +87,16 @@ class RedisRegistry(CopiedRegistry):
             if self._known[artifact_id].is_removed:  # not published before the process ended
                 self._dirty[artifact_id] = None
             else:  # its record is lost: it is read again
-                del self._known[artifact_id], self._revisions[artifact_id]
+                del self._known[artifact_id]
+                self._revisions.drop(artifact_id)
         return registrations
 
     async def put(self, registration: Registration) -> None:
         """As the interface says; other nodes are told later."""
         artifact_id = registration.artifact_id
         known, told = self._known.get(artifact_id), self._taking_up.get(artifact_id)
+        if told is not None and essence(registration) == essence(told):  # if something newer was heard, that is ahead
+            self._behind[artifact_id] = Known(1, essence(told))
         if known is not None and told is not None and is_alike(registration, told):
             known = replace(known, digest=told.digest)
             self._set_known(artifact_id, known)
@@ -109,6 +110,7 @@ class RedisRegistry(CopiedRegistry):
     async def put_new(self, registration: Registration) -> None:
         """As the interface says; if the store is in reach, it is asked first of all whether others know the ID."""
         artifact_id = registration.artifact_id
+        self._behind.pop(artifact_id, None)
         if (known := self._known.get(artifact_id)) is not None and not known.is_removed:
             del self._known[artifact_id]  # heard of and not taken up yet: this node changes nothing that it knew
         if not self._up or not is_shared(registration):
@@ -152,8 +154,7 @@ class RedisRegistry(CopiedRegistry):
         """As the interface says: what this node's copy has. The store has to tell each once more."""
         aliases = await self._copy.load_aliases()
         self._aliases = {alias.name: alias for alias in aliases}
-        with self._lock:
-            self._revisions |= {MARK + name: 0 for name in self._aliases}
+        self._revisions.update({MARK + name: 0 for name in self._aliases})
         return aliases
 
     async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:
@@ -172,10 +173,9 @@ class RedisRegistry(CopiedRegistry):
 
     def _is_newer(self, alias: Alias, revision: int) -> bool:
         """Take an alias as the store has it, unless a later one was taken already; say whether it was taken."""
-        with self._lock:
-            if revision <= self._revisions.get(MARK + alias.name, 0):
-                return False
-            self._revisions[MARK + alias.name] = revision
+        if revision <= self._revisions.get(MARK + alias.name):
+            return False
+        self._revisions.update({MARK + alias.name: revision})
         self._aliases[alias.name] = alias
         return True
 
@@ -215,6 +215,7 @@ class RedisRegistry(CopiedRegistry):
             self._changed.set()
         else:
             self._dirty.pop(artifact_id, None)
+            self._behind.pop(artifact_id, None)
             self._hear_missed([artifact_id])
         self._note(artifact_id)
 
@@ -246,9 +247,11 @@ class RedisRegistry(CopiedRegistry):
         changes = []
         for artifact_id in ids:
             mine, known = there.get(artifact_id), self._known.get(artifact_id, _NEW)
+            if mine is not None:  # made by who had not taken up yet what was heard meanwhile
+                known = self._behind.get(artifact_id, known)
             if is_shared(mine) if mine is not None else known.is_removed:
                 changes.append(Change(artifact_id, known.revision, known.essence_seen, known.digest, mine))
-                if artifact_id not in self._known:
+                if not known.revision:
                     self._given[artifact_id] = essence(mine)
         decisions = await asyncio.wrap_future(self._sync.publish(changes)) if changes else []
         self._publishing.difference_update(ids)
@@ -266,6 +269,7 @@ class RedisRegistry(CopiedRegistry):
         asking = self._asking.get(artifact_id)
         if decision.verdict is Verdict.WRITE and now is not None:
             mine, before = decision.change.registration, self._known.get(artifact_id, _NEW)
+            self._behind.pop(artifact_id, None)
             self._know(artifact_id, now, digest=(mine.digest if mine else "") or before.digest)
             answer(asking, "")
         elif now is not None and artifact_id not in self._dirty:  # else it has changed here since, which is judged next
@@ -277,6 +281,7 @@ class RedisRegistry(CopiedRegistry):
     # --- what changed elsewhere ---------------------------------------------
 
     def _hear(self, shared: Shared, conflict: str = "") -> None:
+        self._behind.setdefault(shared.artifact_id, self._known.get(shared.artifact_id, _NEW))
         self._heard.put_nowait(Heard(shared.artifact_id, shared.registration, conflict))
         self._know(shared.artifact_id, shared, conflict, self._known.get(shared.artifact_id, _NEW).digest)
 
@@ -294,9 +299,7 @@ class RedisRegistry(CopiedRegistry):
     def _hear_missed(self, ids: Sequence[str]) -> None:
         """Hear what others made of IDs that are not this node's to publish any more, unless that is known since."""
         missed = [self._missed.pop(artifact_id) for artifact_id in ids if artifact_id in self._missed]
-        with self._lock:
-            newer = [one for one in missed if one.revision > self._revisions.get(one.artifact_id, 0)]
-        self._found(newer)
+        self._found([one for one in missed if one.revision > self._revisions.get(one.artifact_id)])
 
     def _found_alias(self, alias: Alias, revision: int) -> None:
         mine = self._aliases.get(alias.name)
@@ -351,6 +354,8 @@ class RedisRegistry(CopiedRegistry):
             return
         finally:
             self._taking_up.pop(heard.artifact_id, None)
+            if self._known.get(heard.artifact_id, _NEW).essence_seen == essence(heard.registration):
+                self._behind.pop(heard.artifact_id, None)  # nothing newer was heard
         known = self._known.get(heard.artifact_id)
         if is_alike and known is not None and heard.registration is not None:
             self._set_known(heard.artifact_id, replace(known, digest=heard.registration.digest))
@@ -365,8 +370,7 @@ class RedisRegistry(CopiedRegistry):
     # --- what is known of the store -----------------------------------------
 
     def _know(self, artifact_id: str, shared: Shared, conflict: str = "", digest: str = "") -> None:
-        with self._lock:
-            self._revisions[artifact_id] = shared.revision  # what is removed too: it is read no more than once
+        self._revisions.update({artifact_id: shared.revision})  # what is removed too: it is read no more than once
         if shared.registration is None:
             self._known.pop(artifact_id, None)
             return
@@ -377,8 +381,7 @@ class RedisRegistry(CopiedRegistry):
 
     def _set_known(self, artifact_id: str, known: Known) -> None:
         self._known[artifact_id] = known
-        with self._lock:
-            self._revisions[artifact_id] = known.revision
+        self._revisions.update({artifact_id: known.revision})
 
     async def _keep_known(self, ids: Sequence[str]) -> None:
         kept = {artifact_id: self._known[artifact_id] for artifact_id in ids if artifact_id in self._known}
@@ -391,8 +394,4 @@ class RedisRegistry(CopiedRegistry):
     def _ears(self) -> Ears:
         told = partial(tell_on, lambda: self._loop)
         found, missing, up = map(told, (self._found, self._missing, self._came_up))
-        return Ears(found, missing, up, self._count, self._revisions_now)
-
-    def _revisions_now(self) -> Mapping[str, int]:
-        with self._lock:
-            return dict(self._revisions)
+        return Ears(found, missing, up, self._count, self._revisions.all)

@@ -1,9 +1,10 @@
-"""How an event loop is told by other threads, and who waits on it for an answer. Knows no registration."""
+"""How an event loop and other threads tell each other things, and who waits for an answer. Knows no registration."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -28,3 +29,31 @@ def answer(asking: asyncio.Future[str] | None, text: str) -> bool:
     if asking is not None and is_waiting:
         asking.set_result(text)
     return is_waiting
+
+
+class Numbers:
+    """Numbers by name. May be used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}  # guarded by the lock
+
+    def get(self, name: str) -> int:
+        """Return a name's number; 0 if it has none."""
+        with self._lock:
+            return self._numbers.get(name, 0)
+
+    def update(self, numbers: Mapping[str, int]) -> None:
+        """Set some."""
+        with self._lock:
+            self._numbers.update(numbers)
+
+    def drop(self, name: str) -> None:
+        """Forget a name."""
+        with self._lock:
+            self._numbers.pop(name, None)
+
+    def all(self) -> Mapping[str, int]:
+        """Return a copy of all."""
+        with self._lock:
+            return dict(self._numbers)
