@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from kit.arenas import (
 from warmshelf.errors import LoadCancelled
 from warmshelf.segment import parse_header
 from warmshelfd.memory.arena import Arena
+from warmshelfd.memory.mapped_file import MappedFile
 from warmshelfd.memory.segment import Segment
 
 
@@ -216,3 +218,15 @@ def test_a_worker_that_opens_the_file_while_we_ask_harms_nobody(arena: Arena, mo
     with worker:
         assert worker.line() == "mapped"
         assert arena.in_use(segment)
+
+
+def test_a_segment_that_is_let_go_while_its_users_are_asked_about_has_none(tmp_path: Path) -> None:
+    """A load and a smaller budget may want the same room: each asks, and one of them is first to let it go."""
+    (tmp_path / "segment").write_bytes(b"x" * 4096)
+    with ThreadPoolExecutor(4) as askers:
+        for _ in range(300):
+            file = MappedFile(os.open(tmp_path / "segment", os.O_RDONLY))
+            asked = [askers.submit(file.is_used_elsewhere) for _ in range(8)]
+            file.close()
+            for one in asked:
+                one.result()  # yes where another of the threads has it open, else no; never a failure

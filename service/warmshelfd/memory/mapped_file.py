@@ -20,7 +20,7 @@ from warmshelfd.memory.pages import forbid_writing
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Neither a link planted under a segment's name is followed, nor a pipe waited for."""
 
-_ASKING = threading.Lock()  # held while we have a lease: two threads would take each other's away
+_ASKING = threading.Lock()  # held while we have a lease, which two threads would take from each other, and to close
 
 _WRITE_BITS = 0o222
 _CRC_STEP_BYTES = 1 << 20
@@ -35,7 +35,7 @@ class MappedFile:
     mapping nor its page locks away. One mapping serves a file from its first byte to
     its last reader: to map again costs more than a third of a load on 4 KiB pages.
 
-    Not for several threads at once, except for reading the mapping.
+    Not for several threads at once, except for reading the mapping, and for asking who uses it while it is closed.
     """
 
     def __init__(self, fd: int, *, writable: bool = False) -> None:
@@ -150,9 +150,9 @@ class MappedFile:
         The kernel grants a write lease exactly when nobody has; it is given back at
         once. Where the kernel offers none, the answer is no.
         """
-        if self._fd < 0:
-            return False
         with _ASKING:
+            if self._fd < 0:  # closed by who let it go while others were asked about
+                return False
             # Who opens the file while we have the lease makes the kernel send us a signal: one
             # that is ignored by default, not SIGIO, which kills. Giving a lease back forgets it.
             fcntl.fcntl(self._fd, fcntl.F_SETSIG, signal.SIGURG)
@@ -179,6 +179,7 @@ class MappedFile:
         """Close the descriptor and drop the mapping, now or with the last view of it. Idempotent."""
         self.unmap()
         self._map = None
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with _ASKING:  # else the question may be about another file, which has the number by then
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
