@@ -31,6 +31,7 @@ _SERVICES = (
     "warmshelf.v1.LeaseService",
     "warmshelf.v1.TransferService",
     "warmshelf.v1.CapabilitiesService",
+    "warmshelf.v1.PushService",
     "warmshelf.v1.AliasService",
     "warmshelf.v1.ResidencyService",
 )

@@ -15,6 +15,7 @@ from kit.models import safetensors_bytes, write_model
 from kit.plain import Plain, refused
 from kit.processes import Daemon, eventually
 from warmshelf.v1 import capabilities_pb2, catalog_pb2, lease_pb2, transfer_pb2
+from warmshelfd.domain.roles import CALLS
 
 CHUNK = 1 << 20
 
@@ -162,7 +163,7 @@ def test_a_deadline_in_mid_stream_is_told_as_such(shared: Daemon, plain: Plain, 
 
 
 def test_health_answers_by_service_and_reflection_lists_them(plain: Plain) -> None:
-    names = ["", *(f"warmshelf.v1.{kind}Service" for kind in ("Catalog", "Lease", "Transfer", "Capabilities"))]
+    names = ["", *{call.partition("/")[0] for call in CALLS if call.startswith("warmshelf.")}]
     for name in names:
         assert plain.health_of(name) == "SERVING"
     stub = reflection_pb2_grpc.ServerReflectionStub(plain.channel)
