@@ -11,7 +11,7 @@ import dataclasses
 import logging
 
 from warmshelf.errors import SourceChanged, SpecMismatch
-from warmshelf.types import Alias, ArtifactState
+from warmshelf.types import Alias, ArtifactState, Sync, SyncState
 from warmshelfd.domain.catalog import RESIDENT, Entry, spec_conflict
 from warmshelfd.records import forgotten, to_registration
 from warmshelfd.registry.base import Heard, Listener, Registration, Registry
@@ -53,6 +53,8 @@ class Fleet(Listener):
         """
         theirs = heard.registration
         async with self._shelf.registering.turn(heard.artifact_id):
+            if self._registry.sync_of(heard.artifact_id) == Sync(SyncState.QUEUED):
+                return False  # it was changed here since: what is to hold is heard again when that is published
             entry = self._shelf.catalog.find(heard.artifact_id)
             if entry is not None and not is_shared(to_registration(entry)):
                 raise SpecMismatch(

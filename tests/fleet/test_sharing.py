@@ -121,6 +121,27 @@ def test_a_replaced_spec_is_replaced_on_every_node_and_holders_keep_theirs(fleet
             assert read_all(lease) == old
 
 
+def test_what_is_replaced_just_when_another_node_pins_it_stays_replaced(fleet: Fleet) -> None:
+    """The pin may be heard between the replacement and its publishing; so it is tried many times."""
+    old, new = (str(fleet.models / f"{name}.safetensors") for name in ("old", "new"))
+    write_model(Path(old), tag=1, size=4096)
+    write_model(Path(new), tag=2, size=4096)
+    a, b = fleet.node(), fleet.node()
+    with a.connect() as here, b.connect() as there:
+        for turn in range(40):
+            artifact_id = f"acme/{turn}"
+            here.register(artifact_id, source=old)
+            fleet.agree(artifact_id)
+            there.acquire(artifact_id).release()
+            here.register(artifact_id, source=new, replace=True)
+        fleet.agree(*(f"acme/{turn}" for turn in range(40)))
+        for shelf in (here, there):
+            eventually(
+                lambda shelf=shelf: all(a.spec.source.uri.endswith(new) for a in shelf.list()),  # type: ignore[misc]
+                "all are replaced",
+            )
+
+
 def test_a_removed_id_is_removed_everywhere_and_may_be_registered_again(fleet: Fleet) -> None:
     path = fleet.models / "base.safetensors"
     write_model(path, tag=1)
