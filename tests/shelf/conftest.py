@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kit.inner_core import InnerCore, SlowToAnswer, write_sources
-from warmshelfd import app
+from warmshelfd import parts
 
 
 @pytest.fixture
 async def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[InnerCore]:
-    monkeypatch.setattr(app, "open_registry", SlowToAnswer)
+    monkeypatch.setattr(parts, "open_registry", SlowToAnswer)
     write_sources(tmp_path)
     with tempfile.TemporaryDirectory(prefix="warmshelf-test-", dir="/dev/shm") as arena:
         it = InnerCore(tmp_path, arena)
