@@ -15,6 +15,22 @@ from pathlib import Path
 PART_BYTES = 32 << 20
 
 
+def fetch_memory(directory: Path, size_bytes: int) -> None:
+    """Fill a file of the directory and drop it, so that the next one gets memory that is there.
+
+    What peers gave back, a virtual machine gives back to its host within seconds, and it comes back slowly: some
+    seconds for 2 GB. Neither side of a ratio shall pay that for the other.
+    """
+    piece = memoryview(bytes(PART_BYTES))
+    target = directory / "fetched"
+    try:
+        with target.open("xb", buffering=0) as file:
+            for start in range(0, size_bytes, PART_BYTES):
+                file.write(piece[: size_bytes - start])
+    finally:
+        target.unlink()
+
+
 def load(source: Path, directory: Path, thread_count: int) -> float:
     """Bring the file's bytes into a fresh file of the directory, which is removed again.
 

@@ -64,8 +64,7 @@ def _alternate(context: Context, directory: Path) -> Stopwatch:
 
 def _round(context: Context, directory: Path, daemon: Daemon, shelf: warmshelf.Shelf, watch: Stopwatch) -> None:
     models.warm(context.base)
-    # Memory that peers gave back comes back slowly on a virtual machine: it is fetched before either side counts.
-    ceiling.load(context.base, directory, READ_THREADS)
+    ceiling.fetch_memory(directory, context.base.stat().st_size)
     watch.add("ceiling", ceiling.load(context.base, directory, READ_THREADS))
     models.warm(context.base)
     with watch.time("load"):

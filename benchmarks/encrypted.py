@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import warmshelf
-from benchmarks import models
+from benchmarks import ceiling, models
 from benchmarks.context import Context, Stopwatch, memory_file_system
 from benchmarks.report import Row, best, faster
 from examples.daemon import Daemon
@@ -63,6 +63,7 @@ def _alternate(context: Context, file: Path, directory: Path) -> Stopwatch:
 
 def _load(context: Context, daemon: Daemon, shelf: warmshelf.Shelf, file: Path, watch: Stopwatch) -> None:
     models.warm(file)
+    ceiling.fetch_memory(daemon.arena.parent, context.sizes.encrypted_bytes)
     with watch.time("load"):
         for _ in shelf.load(ARTIFACT_ID):
             pass

@@ -70,7 +70,7 @@ def main() -> int:
     """Run what was asked for."""
     arguments = _arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    run = Run(shlex.join(["python", "-m", "benchmarks.run", *sys.argv[1:]]), machine(), arguments.quick)
+    run = Run(_command(arguments), machine(), arguments.quick)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="run-", dir=arguments.out) as folder:
@@ -83,6 +83,12 @@ def main() -> int:
     console.print(table(rows))
     console.print(f"{run.command}\n{run.place}", style="dim")
     return 0
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """Return what to type for the same figures, wherever they are kept."""
+    rows = [] if arguments.rows == list(ROWS) else ["--rows", ",".join(arguments.rows)]
+    return shlex.join(["python", "-m", "benchmarks.run", *rows, *(["--quick"] if arguments.quick else [])])
 
 
 def _arguments() -> argparse.Namespace:

@@ -14,7 +14,7 @@ import obstore
 from obstore.store import S3Store
 
 import warmshelf
-from benchmarks import adapters, models
+from benchmarks import adapters, ceiling, models
 from benchmarks.adapter import ADAPTER_ID, LAYER_COUNT, acquire
 from benchmarks.context import MEBIBYTE, Context, Stopwatch, memory_file_system
 from benchmarks.object_store import BUCKET, ObjectStore, object_store
@@ -83,6 +83,7 @@ def _round(
     watch: Stopwatch,
 ) -> None:
     for label, artifact_id in (("load", BASE_ID), ("load .tensors", TENSORS_ID)):
+        ceiling.fetch_memory(daemon.arena.parent, context.sizes.remote_bytes)
         with watch.time(label):
             for _ in shelf.load(artifact_id):
                 pass

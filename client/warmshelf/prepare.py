@@ -99,8 +99,21 @@ def marker_of(lease: Lease) -> Marker:
     return Marker(artifact_id, lease.generation, lease.artifact.digest, config_sha256(lease.files), names)
 
 
-def check_lease(lease: Lease, marker: Marker | None, directory: str) -> None:
-    """Raise InvalidRequest if this is no base, or one with another config than the engine has read."""
+def checked(lease: Lease, marker: Marker | None, directory: str) -> Lease:
+    """Return the lease, if an engine that has read the directory's config can take the weights from it; else end it.
+
+    Raises:
+        InvalidRequest: it is of no base, or of one with another config.
+    """
+    try:
+        _check(lease, marker, directory)
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+def _check(lease: Lease, marker: Marker | None, directory: str) -> None:
     artifact_id = lease.artifact.artifact_id
     if lease.artifact.kind is ArtifactKind.ADAPTER:
         raise InvalidRequest(f"{artifact_id!r} is an adapter: an engine's weights come from a base")

@@ -25,7 +25,7 @@ from warmshelf._incoming import LOAD_TIMEOUT_SECONDS
 from warmshelf.client import Shelf
 from warmshelf.errors import ArtifactNotFound, BaseMismatch, Fault, InvalidId, InvalidRequest, WarmshelfError
 from warmshelf.lease import Lease
-from warmshelf.prepare import Marker, check_lease, read_marker
+from warmshelf.prepare import Marker, checked, read_marker
 from warmshelf.types import ArtifactKind, check_id
 
 ADAPTER_SECONDS = 300.0
@@ -247,12 +247,7 @@ def read_weights(original: Callable[..., Any], loader: Any, source: Any, **optio
 def _leased(marker: Marker, directory: str) -> Lease:
     shelf = shelf_at(timeout_seconds=WAIT_SECONDS)
     lease = patiently(shelf, WAIT_SECONDS, lambda: shelf.acquire(marker.artifact_id, timeout=LOAD_TIMEOUT_SECONDS))
-    try:
-        check_lease(lease, marker, directory)
-    except BaseException:
-        lease.release()
-        raise
-    return lease
+    return checked(lease, marker, directory)
 
 
 def _tensors(lease: Lease) -> Iterator[tuple[str, Any]]:

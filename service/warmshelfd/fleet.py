@@ -11,7 +11,7 @@ import dataclasses
 import logging
 
 from warmshelf.errors import SourceChanged, SpecMismatch
-from warmshelf.types import Alias, ArtifactState, Sync, SyncState
+from warmshelf.types import Alias, ArtifactState
 from warmshelfd.domain.catalog import RESIDENT, Entry, spec_conflict
 from warmshelfd.records import forgotten, to_registration
 from warmshelfd.registry.base import Heard, Listener, Registration, Registry
@@ -45,7 +45,7 @@ class Fleet(Listener):
         """As the interface says."""
         self._shelf.aliases.take_up(alias)
 
-    async def hear(self, heard: Heard) -> bool:
+    async def hear(self, heard: Heard) -> bool | None:
         """As the interface says.
 
         Raises:
@@ -53,8 +53,8 @@ class Fleet(Listener):
         """
         theirs = heard.registration
         async with self._shelf.registering.turn(heard.artifact_id):
-            if self._registry.sync_of(heard.artifact_id) == Sync(SyncState.QUEUED):
-                return False  # it was changed here since: what is to hold is heard again when that is published
+            if not heard.holds():
+                return None
             entry = self._shelf.catalog.find(heard.artifact_id)
             if entry is not None and not is_shared(to_registration(entry)):
                 raise SpecMismatch(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kit.guarded import Guarded
 from kit.processes import Daemon, Worker, eventually
 from kit.scrape import HTTP, Pages, pages_of
 
@@ -39,6 +40,18 @@ def daemon(tmp_path: Path, arena_dir: Path, models: Path) -> Iterator[Daemon]:
     if it.process is not None:
         it.kill(signal.SIGTERM)
         it.check()
+
+
+@pytest.fixture
+def by_token(daemon: Daemon) -> Guarded:
+    """A daemon that knows callers by tokens; not started yet."""
+    return Guarded(daemon, by_certificate=False)
+
+
+@pytest.fixture
+def by_certificate(daemon: Daemon) -> Guarded:
+    """A daemon that knows callers by certificates; not started yet."""
+    return Guarded(daemon, by_certificate=True)
 
 
 @pytest.fixture

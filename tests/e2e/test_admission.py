@@ -63,16 +63,6 @@ def guarded(request: pytest.FixtureRequest, daemon: Daemon) -> Guarded:
     return Guarded(daemon, by_certificate=request.param).start()
 
 
-@pytest.fixture
-def by_token(daemon: Daemon) -> Guarded:
-    return Guarded(daemon, by_certificate=False)
-
-
-@pytest.fixture
-def by_certificate(daemon: Daemon) -> Guarded:
-    return Guarded(daemon, by_certificate=True)
-
-
 def test_every_call_that_there_is_has_a_row_and_no_other() -> None:
     assert set(CALLS) == set(methods()) - {NOT_OFFERED}
 

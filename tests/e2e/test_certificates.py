@@ -24,16 +24,6 @@ def answers(address: str, ca: bytes, pair: Pair | None = None) -> bool:
         return refusal(fresh, CHECK) == ""
 
 
-@pytest.fixture
-def by_token(daemon: Daemon) -> Guarded:
-    return Guarded(daemon, by_certificate=False)
-
-
-@pytest.fixture
-def by_certificate(daemon: Daemon) -> Guarded:
-    return Guarded(daemon, by_certificate=True)
-
-
 def test_a_renewed_certificate_serves_new_connections_on_every_address_and_old_streams_go_on(by_token: Guarded) -> None:
     """Z3."""
     by_token.start("--listen", "127.0.0.2:0")

@@ -122,7 +122,7 @@ async def test_what_another_writes_right_behind_ones_own_change_is_heard(
             await registry.put(replace(mine, digest=DIGEST))
             await until(lambda: other.head() > before)
             other.replaces(mine, theirs)
-            time.sleep(0.3)
+            time.sleep(0.3)  # stops the loop: the answer to its own change and the other's come in one turn
             await until(lambda: any(one.registration == theirs for one in hears.heard))
 
 

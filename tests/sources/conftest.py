@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from kit.fault_proxy import FaultProxy
-from kit.processes import Daemon
 from kit.redis_server import RedisServer, redis_server
-from kit.weed import ACCESS_KEY, SECRET_KEY, Bucket, Weed, weed
+from kit.weed import ACCESS_KEY, SECRET_KEY, Weed
 from warmshelfd.formats.base import FormatLimits
 from warmshelfd.formats.tensorizer_pieces import tensor_pieces
 from warmshelfd.redis_wire import Patience
@@ -80,13 +77,6 @@ def redis_opener() -> Callable[..., RedisOpener]:
     return make
 
 
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
-    """A real S3 server, one for all tests; each takes a bucket of its own."""
-    with weed(tmp_path_factory.mktemp("weed")) as it:
-        yield it
-
-
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the server's keys where the settings of ``kit.s3_opening`` look for them."""
@@ -99,21 +89,3 @@ def proxy(s3: Weed) -> Iterator[FaultProxy]:
     """A proxy before the server, in which faults can be made."""
     with FaultProxy(s3.host, s3.port) as it:
         yield it
-
-
-@pytest.fixture
-def bucket(s3: Weed, request: pytest.FixtureRequest) -> Bucket:
-    """An empty bucket."""
-    return s3.bucket(f"b{abs(hash(request.node.nodeid)) % 10**12}")
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon that is not started yet; checked at the end."""
-    with tempfile.TemporaryDirectory(prefix="warmshelf-test-", dir="/dev/shm", ignore_cleanup_errors=True) as arena:
-        (tmp_path / "models").mkdir()
-        it = Daemon(tmp_path, Path(arena), tmp_path / "models")
-        yield it
-        if it.process is not None:
-            it.kill(signal.SIGTERM)
-            it.check()

@@ -13,14 +13,6 @@ from kit.fleet import Fleet, fleet_on
 from kit.processes import Daemon
 from kit.redis_server import RedisServer, redis_server
 from kit.stores import RedisStore, S3Store, Store
-from kit.weed import Weed, weed
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
-    """A real S3 server, one for all tests; each takes a bucket of its own."""
-    with weed(tmp_path_factory.mktemp("weed")) as it:
-        yield it
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +36,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     if request.param == "redis":
         it = RedisStore(request.getfixturevalue("server"))
     else:
-        it = S3Store(request.getfixturevalue("s3").bucket(f"b{abs(hash(request.node.nodeid)) % 10**12}"))
+        it = S3Store(request.getfixturevalue("bucket"))
     yield it
     it.resume()
 

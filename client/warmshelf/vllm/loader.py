@@ -20,7 +20,7 @@ from warmshelf._engine_shelf import patiently, shelf_at
 from warmshelf.client import Shelf
 from warmshelf.errors import DeadlineExceeded, Fault, InvalidRequest, MalformedArtifact, WarmshelfError
 from warmshelf.lease import Lease
-from warmshelf.prepare import Marker, check_lease, read_marker
+from warmshelf.prepare import Marker, checked, read_marker
 from warmshelf.vllm._options import LoaderOptions, loader_options
 
 LOAD_FORMAT = "warmshelf"
@@ -94,12 +94,7 @@ class WarmshelfLoader(BaseModelLoader):  # type: ignore[misc]  # vLLM is not the
                 raise
             _log.warning("the shelf cannot give %s, loading the files of %s instead: %s", artifact_id, directory, error)
             return None
-        try:
-            check_lease(lease, marker, directory)
-        except BaseException:
-            lease.release()
-            raise
-        return lease
+        return checked(lease, marker, directory)
 
     def _from_disk(self) -> Any:
         config = copy.copy(self.load_config)

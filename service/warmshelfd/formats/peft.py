@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from warmshelf.errors import ConfigMissing, MalformedArtifact, SourceNotFound, UnsupportedFormat
-from warmshelf.types import AdapterInspection, ArtifactKind
+from warmshelf.types import ArtifactKind
 from warmshelfd.domain.extents import TensorEntry
 from warmshelfd.formats.base import Files, Format, FormatLimits, Inspected, Range, expect
 from warmshelfd.formats.peft_config import CONFIG_NAME, parse_config, read_config
@@ -96,12 +96,7 @@ class PeftFormat(Format):
             file_names=weights.file_names,
             entries=weights.entries,
             small_files=small_files(names, limits),
-            adapter=AdapterInspection(
-                rank_max=tensors.rank_max,
-                module_names=tensors.shapes.module_names,
-                features=tensors.features,
-                config_json=config_json,
-            ),
+            adapter=tensors.inspection(config_json),
             adapter_shapes=tensors.shapes,
             checks=weights.checks,
             encryption=weights.encryption,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from warmshelf.errors import MalformedArtifact
+from warmshelf.types import AdapterInspection
 from warmshelfd.domain.adapter_shapes import AdapterShapes, Need, adapter_shapes
 from warmshelfd.formats.peft_config import (
     CONFIG_NAME,
@@ -54,6 +55,15 @@ class AdapterTensors:
     rank_max: int
     features: tuple[str, ...]
     shapes: AdapterShapes
+
+    def inspection(self, config_json: bytes) -> AdapterInspection:
+        """Return what they and their config say of the adapter."""
+        return AdapterInspection(
+            rank_max=self.rank_max,
+            module_names=self.shapes.module_names,
+            features=self.features,
+            config_json=config_json,
+        )
 
 
 @dataclass(frozen=True, slots=True)

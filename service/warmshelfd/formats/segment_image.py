@@ -16,7 +16,7 @@ from warmshelf._wire import KIND_NUMBERS, layout_from_proto
 from warmshelf.errors import MalformedArtifact
 from warmshelf.layout import TensorSpec, check_tensors
 from warmshelf.segment import Section
-from warmshelf.types import AdapterInspection, ArtifactKind
+from warmshelf.types import ArtifactKind
 from warmshelf.v1 import artifact_pb2, manifest_pb2
 from warmshelfd.domain.extents import TensorEntry
 from warmshelfd.formats.base import FormatLimits, Inspected
@@ -108,11 +108,6 @@ def _as_adapter(inspected: Inspected, small: Mapping[str, bytes]) -> Inspected:
     tensors = inspect_tensors(inspected.file_names[0], shapes, parse_config(config_json))
     return replace(
         inspected,
-        adapter=AdapterInspection(
-            rank_max=tensors.rank_max,
-            module_names=tensors.shapes.module_names,
-            features=tensors.features,
-            config_json=config_json,
-        ),
+        adapter=tensors.inspection(config_json),
         adapter_shapes=tensors.shapes,
     )

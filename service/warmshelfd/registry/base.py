@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -50,6 +50,10 @@ class Registration:
     files_digest: str = ""
 
 
+def _always() -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Heard:
     """What other nodes say of an ID.
@@ -58,19 +62,22 @@ class Heard:
         artifact_id: the ID.
         registration: what it is to them; None if they removed it.
         conflict: why what this node made of it was refused; "" if nothing was.
+        holds: says whether this is still the latest known of the ID, and nothing that this node made of it
+            since waits to be decided. If not, what holds instead is heard by itself.
     """
 
     artifact_id: str
     registration: Registration | None
     conflict: str = ""
+    holds: Callable[[], bool] = _always
 
 
 class Listener(ABC):
     """Whoever takes up what a registry that nodes share tells. For the event loop's thread."""
 
     @abstractmethod
-    async def hear(self, heard: Heard) -> bool:
-        """Take it up; say whether this node now has it as the others do."""
+    async def hear(self, heard: Heard) -> bool | None:
+        """Take it up; say whether this node now has it as the others do, None if it held no more and was left."""
 
     @abstractmethod
     def hear_alias(self, alias: Alias) -> None:

@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from warmshelf.errors import AliasMoved, RegistryUnavailable, SpecMismatch, WarmshelfError
+from warmshelf.errors import RegistryUnavailable, SpecMismatch, WarmshelfError
 from warmshelf.types import Alias, Sync, SyncState
-from warmshelfd.redis_wire import RedisAwayError, RedisRefusedError
 from warmshelfd.registry.aliases import MARK
 from warmshelfd.registry.base import Heard, Listener, Registration
+from warmshelfd.registry.redis_aliases import SharedAliases
 from warmshelfd.registry.redis_link import Link
 from warmshelfd.registry.redis_store import Decision
 from warmshelfd.registry.redis_sync import Ears, RedisSync
@@ -30,9 +30,6 @@ from warmshelfd.registry.telling import Numbers, answer, tell_on
 
 ANSWER_SECONDS = 0.5
 """How long a new registration waits for the other nodes' word; without one it is queued."""
-
-MOVE_SECONDS = 3.0
-"""How long the move of an alias waits for the store: it is done by all nodes' leave or not at all."""
 
 _PUBLISH_COUNT = 200
 """Changes of one exchange: it stays well below what an exchange may take."""
@@ -58,6 +55,7 @@ class RedisRegistry(CopiedRegistry):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._revisions = Numbers()  # of what the store had, for the thread too
         self._sync = RedisSync(link, self._ears(), lambda: count("bad_record"))
+        self._aliases = SharedAliases(copy, self._sync, self._revisions)
         self._known: dict[str, Known] = {}  # what the store is known to have, by ID
         self._dirty: dict[str, None] = {}  # what is to be published, in order
         self._publishing: set[str] = set()  # of that, what is on its way
@@ -70,8 +68,6 @@ class RedisRegistry(CopiedRegistry):
         self._up = False
         self._heard: asyncio.Queue[Heard] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        self._aliases: dict[str, Alias] = {}  # as the copy has them
-        self._keeping: set[asyncio.Future[Alias]] = set()  # aliases on their way to the copy
 
     # --- the registry -------------------------------------------------------
 
@@ -151,40 +147,20 @@ class RedisRegistry(CopiedRegistry):
         self._sync.start()
 
     async def load_aliases(self) -> list[Alias]:
-        """As the interface says: what this node's copy has. The store has to tell each once more."""
-        aliases = await self._copy.load_aliases()
-        self._aliases = {alias.name: alias for alias in aliases}
-        self._revisions.update({MARK + name: 0 for name in self._aliases})
-        return aliases
+        """As the interface says: what this node's copy has."""
+        return await self._aliases.load()
 
     async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:
         """As the interface says."""
         if not self._up:
             raise RegistryUnavailable("the registry that nodes share is not in reach: no alias can be moved now")
-        try:
-            revision = await asyncio.wait_for(asyncio.wrap_future(self._sync.swap_alias(before, after)), MOVE_SECONDS)
-        except (RedisAwayError, RedisRefusedError, asyncio.TimeoutError):
-            raise RegistryUnavailable("the registry that nodes share did not take the move; look what it has") from None
-        if not revision:
-            raise AliasMoved(f"alias {after.name!r} was moved by another node meanwhile", name=after.name)
-        if self._is_newer(after, revision):
-            await self._copy.swap_alias(None, after)
-        return self._aliases[after.name]
-
-    def _is_newer(self, alias: Alias, revision: int) -> bool:
-        """Take an alias as the store has it, unless a later one was taken already; say whether it was taken."""
-        if revision <= self._revisions.get(MARK + alias.name):
-            return False
-        self._revisions.update({MARK + alias.name: revision})
-        self._aliases[alias.name] = alias
-        return True
+        return await self._aliases.swap(before, after)
 
     def sync_of(self, artifact_id: str) -> Sync | None:
         """As the interface says."""
-        known = self._known.get(artifact_id)
-        if artifact_id in self._dirty or artifact_id in self._publishing:
+        if self._is_ours(artifact_id):
             return Sync(SyncState.QUEUED)
-        if known is None:
+        if (known := self._known.get(artifact_id)) is None:
             return Sync(SyncState.LOCAL)
         return Sync(SyncState.CONFLICT, known.conflict) if known.conflict else Sync(SyncState.PUBLISHED)
 
@@ -282,16 +258,25 @@ class RedisRegistry(CopiedRegistry):
 
     def _hear(self, shared: Shared, conflict: str = "") -> None:
         self._behind.setdefault(shared.artifact_id, self._known.get(shared.artifact_id, _NEW))
-        self._heard.put_nowait(Heard(shared.artifact_id, shared.registration, conflict))
+        holds = partial(self._holds, shared.artifact_id, shared.revision)
+        self._heard.put_nowait(Heard(shared.artifact_id, shared.registration, conflict, holds))
         self._know(shared.artifact_id, shared, conflict, self._known.get(shared.artifact_id, _NEW).digest)
+
+    def _holds(self, artifact_id: str, revision: int) -> bool:
+        """Say whether what was heard is still to be taken up: nothing was made here since, and nothing newer heard."""
+        return not self._is_ours(artifact_id) and self._revisions.get(artifact_id) == revision
+
+    def _is_ours(self, artifact_id: str) -> bool:
+        """Say whether this node has made something of an ID that the store has still to decide."""
+        return artifact_id in self._dirty or artifact_id in self._publishing
 
     def _found(self, found: Sequence[Shared]) -> None:
         for shared in found:
             if shared.alias is not None:
-                self._found_alias(shared.alias, shared.revision)
+                self._aliases.found(shared.alias, shared.revision, self._listener)
                 continue
             known = self._known.get(shared.artifact_id, _NEW)
-            if shared.artifact_id in self._dirty or shared.artifact_id in self._publishing:
+            if self._is_ours(shared.artifact_id):
                 self._missed[shared.artifact_id] = shared  # decided when ours is published, unless it came after that
             elif shared.revision != known.revision:
                 self._hear(shared)
@@ -301,22 +286,11 @@ class RedisRegistry(CopiedRegistry):
         missed = [self._missed.pop(artifact_id) for artifact_id in ids if artifact_id in self._missed]
         self._found([one for one in missed if one.revision > self._revisions.get(one.artifact_id)])
 
-    def _found_alias(self, alias: Alias, revision: int) -> None:
-        mine = self._aliases.get(alias.name)
-        if self._is_newer(alias, revision) and mine != alias and self._listener is not None:
-            self._listener.hear_alias(alias)
-            keeping = asyncio.ensure_future(self._copy.swap_alias(mine, alias))  # the copy's thread keeps the order
-            self._keeping.add(keeping)
-            keeping.add_done_callback(self._keeping.discard)
-        elif mine is not None and mine != alias:  # the store went back in time
-            self._sync.swap_alias(alias, mine)
-
     def _missing(self, ids: Sequence[str]) -> None:
         """Publish again what the store has lost."""
         for artifact_id in ids:
-            alias = self._aliases.get(artifact_id.removeprefix(MARK)) if artifact_id.startswith(MARK) else None
-            if alias is not None:
-                self._sync.swap_alias(None, alias)  # should others be first, theirs is found
+            if artifact_id.startswith(MARK):
+                self._aliases.missing(artifact_id.removeprefix(MARK))
             if artifact_id in self._known:
                 self._set_known(artifact_id, replace(self._known[artifact_id], essence=_LOST))
                 self._dirty[artifact_id] = None
@@ -337,6 +311,7 @@ class RedisRegistry(CopiedRegistry):
             await self._keep_known(list(last))
 
     async def _take_up_one(self, heard: Heard) -> None:
+        is_alike: bool | None = False
         if self._listener is None:
             return
         if heard.registration is not None:
@@ -354,7 +329,9 @@ class RedisRegistry(CopiedRegistry):
             return
         finally:
             self._taking_up.pop(heard.artifact_id, None)
-            if self._known.get(heard.artifact_id, _NEW).essence_seen == essence(heard.registration):
+            if is_alike is not None and self._known.get(heard.artifact_id, _NEW).essence_seen == essence(
+                heard.registration
+            ):
                 self._behind.pop(heard.artifact_id, None)  # nothing newer was heard
         known = self._known.get(heard.artifact_id)
         if is_alike and known is not None and heard.registration is not None:
@@ -363,8 +340,8 @@ class RedisRegistry(CopiedRegistry):
 
     def _refused(self, artifact_id: str, error: WarmshelfError) -> None:
         """What others have of an ID cannot be had here: whoever asks sees why, and the store is not changed for it."""
-        if artifact_id in self._known:
-            self._set_known(artifact_id, replace(self._known[artifact_id], conflict=error.message))
+        if (known := self._known.get(artifact_id)) is not None:
+            self._set_known(artifact_id, replace(known, conflict=error.message))
         self._note(artifact_id)
 
     # --- what is known of the store -----------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from warmshelf.digest import check_digest
 from warmshelf.errors import InvalidId, InvalidSpec
 from warmshelf.types import Node, Resident, check_id
+from warmshelfd.registry.folded import folded, unfolded
 from warmshelfd.registry.records import BadRecord
 
 RESIDENTS_MAX = 10_000
@@ -147,7 +147,7 @@ def to_value(revision: str, node: Node, residents: Sequence[Resident]) -> tuple[
     count = min(len(residents), RESIDENTS_MAX)
     while True:
         text = _text(node, residents[:count], is_cut=count < len(residents))
-        value = f"{revision} ".encode() + zlib.compress(text.encode("ascii"), 6)
+        value = f"{revision} ".encode() + folded(text)
         if len(value) <= VALUE_BYTES_MAX:
             return value, count
         count //= 2
@@ -211,7 +211,7 @@ def from_value(node_id: str, value: bytes) -> NodeResidents:
     match = _VALUE.fullmatch(value)
     if match is None or len(value) > VALUE_BYTES_MAX:
         raise BadRecord("is no value of a node")
-    text = _unfolded(match[2])
+    text = unfolded(match[2], TEXT_BYTES_MAX)
     head, *lines = text.split("\n")
     match head.split(" "):
         case [name, zone, address, ("cut" | "all") as told] if len(lines) <= RESIDENTS_MAX:
@@ -220,17 +220,6 @@ def from_value(node_id: str, value: bytes) -> NodeResidents:
             raise BadRecord("does not begin as a node's value")
     _check_lines(lines)
     return NodeResidents(node, lines, told == "cut", 2 * len(text))
-
-
-def _unfolded(data: bytes) -> str:
-    unfold = zlib.decompressobj()
-    try:
-        text = unfold.decompress(data, TEXT_BYTES_MAX)
-        if not unfold.eof:
-            raise BadRecord(f"unfolds to more than {TEXT_BYTES_MAX} bytes, or is cut off")
-        return text.decode("ascii")
-    except (zlib.error, UnicodeDecodeError):
-        raise BadRecord("does not unfold to text") from None
 
 
 def _node(node_id: str, name: str, zone: str, address: str) -> Node:

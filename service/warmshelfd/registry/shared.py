@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-import zlib
 from dataclasses import dataclass
 from enum import Enum
 
@@ -19,6 +18,7 @@ from warmshelf.types import Alias, BaseCheck
 from warmshelfd.domain.catalog import spec_conflict
 from warmshelfd.registry.aliases import MARK, alias_from_json, alias_to_json
 from warmshelfd.registry.base import Registration
+from warmshelfd.registry.folded import folded, unfolded
 from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
 
 VALUE_BYTES_MAX = 64 << 10
@@ -126,16 +126,16 @@ def to_value(revision: int, registration: Registration | None, now_seconds: int)
     if registration is None:
         return b"%d removed %d" % (revision, now_seconds)
     part = shared_part(registration)
-    value = b"%d kept %b" % (revision, _packed(part))
+    value = b"%d kept %b" % (revision, folded(registration_to_json(part)))
     if len(value) <= INSPECTED_BYTES_MAX or part.inspection is None:
         return value
     bare = dataclasses.replace(part, inspection=None, adapter_shapes=None)
-    return b"%d kept %b" % (revision, _packed(bare))
+    return b"%d kept %b" % (revision, folded(registration_to_json(bare)))
 
 
 def alias_to_value(revision: int, alias: Alias) -> bytes:
     """Return the value to store for an alias."""
-    return b"%d kept %b" % (revision, zlib.compress(alias_to_json(alias).encode("ascii"), 9))
+    return b"%d kept %b" % (revision, folded(alias_to_json(alias)))
 
 
 def from_value(artifact_id: str, value: bytes) -> Shared:
@@ -150,11 +150,11 @@ def from_value(artifact_id: str, value: bytes) -> Shared:
     if match[2] == b"removed":
         return Shared(artifact_id, int(match[1]), None)
     if artifact_id.startswith(MARK):
-        alias = alias_from_json(_unpacked(match[3]))
+        alias = alias_from_json(unfolded(match[3], RECORD_BYTES_MAX))
         if MARK + alias.name != artifact_id:
             raise BadRecord(f"is the record of {alias.name!r}")
         return Shared(artifact_id, int(match[1]), None, alias)
-    registration = registration_from_json(_unpacked(match[3]))
+    registration = registration_from_json(unfolded(match[3], RECORD_BYTES_MAX))
     if registration.artifact_id != artifact_id:
         raise BadRecord(f"is the record of {registration.artifact_id!r}")
     if registration != shared_part(registration):
@@ -227,18 +227,3 @@ def conflict_text(change: Change, current: Shared) -> str:
     if mine.digest and theirs.digest and mine.digest != theirs.digest:
         return f"other nodes have it pinned to {theirs.digest}, here it is {mine.digest}"
     return "other nodes follow its source" if theirs.follow else "other nodes do not follow its source"
-
-
-def _packed(registration: Registration) -> bytes:
-    return zlib.compress(registration_to_json(registration).encode("ascii"), 9)
-
-
-def _unpacked(data: bytes) -> str:
-    unfold = zlib.decompressobj()
-    try:
-        text = unfold.decompress(data, RECORD_BYTES_MAX)
-        if not unfold.eof:
-            raise BadRecord(f"unfolds to more than {RECORD_BYTES_MAX} bytes, or is cut off")
-        return text.decode("ascii")
-    except (zlib.error, UnicodeDecodeError):
-        raise BadRecord("does not unfold to a record") from None
