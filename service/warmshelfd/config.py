@@ -29,9 +29,9 @@ _PREFIX = "WARMSHELF_"
 _SQLITE = "sqlite://"
 _LISTS = frozenset({"listen", "allow_source", "preload", "neighbours", "anonymous_roles"})
 _KNOWN = frozenset(Settings.model_fields) - {"purge"}
-_ONLY_IN_FILE = frozenset({"source", "identity"})
+_ONLY_IN_FILE = frozenset({"source", "identity", "tenant"})
 _FLAGS = frozenset({"insecure"})
-_OF_CLIENTS = frozenset({"address", "daemon_uid", "tls_ca", "tls_cert", "tls_key", "token_file"})
+_OF_CLIENTS = frozenset({"address", "daemon_uid", "tls_ca", "tls_cert", "tls_key", "token_file", "tenant"})
 _NOT_OURS = frozenset({"config", "failpoints"}) | _OF_CLIENTS
 """Variables that are read elsewhere: by ``parse``, by clients, by ``failpoints``."""
 _MAY_HOLD_SECRETS = frozenset({"trace_endpoint", "registry", "registry_password", "source", "identity"})

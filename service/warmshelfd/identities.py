@@ -57,6 +57,8 @@ class IdentitySettings(BaseModel):
     """Or its bearer token, as `env:NAME` or `file:/PATH`."""
     roles: Annotated[tuple[Role, ...], Field(min_length=1)]
     """What it may do: `reader`, `registrar`, `operator`."""
+    tenant: str | None = None
+    """The tenant that it calls for. Default: none; such an operator may name one in each call."""
 
     @model_validator(mode="after")
     def _check_one_way(self) -> IdentitySettings:
@@ -67,10 +69,11 @@ class IdentitySettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody, and what they may do."""
+    """Somebody, what they may do, and the tenant that they call for."""
 
     name: str
     roles: frozenset[Role]
+    tenant: str | None = None
 
 
 class Identities:
@@ -142,4 +145,4 @@ def _hash(token: bytes) -> bytes:
 
 
 def _identity(row: IdentitySettings) -> Identity:
-    return Identity(row.name, frozenset(row.roles))
+    return Identity(row.name, frozenset(row.roles), row.tenant)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from warmshelf.errors import InvalidConfig
@@ -87,10 +87,10 @@ def registry_credentials(settings: Settings) -> tuple[str, bytes]:
     return settings.registry_username, read_secret(settings.registry_password) if settings.registry_password else b""
 
 
-def admission_of(settings: Settings, credentials: Credentials) -> Admission:
+def admission_of(settings: Settings, credentials: Credentials, tenants: Collection[str] = ()) -> Admission:
     """Return who is let in."""
     has_tls = credentials.certificates is not None
-    return Admission(credentials.identities, settings.anonymous_roles, has_tls=has_tls)
+    return Admission(credentials.identities, settings.anonymous_roles, has_tls=has_tls, tenants=tenants)
 
 
 def load_threads_of(settings: Settings) -> LoadThreads:
