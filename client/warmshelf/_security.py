@@ -160,9 +160,9 @@ class _Details(NamedTuple):
 
 
 class _ForTenant(
-    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
-    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
-    grpc.StreamUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
 ):
     """Names the tenant in each call. Who may not, is told so by the daemon."""
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 
@@ -110,7 +111,8 @@ class Daemon:
         server.add_generic_rpc_handlers(self._handlers.generic)
 
     def _kept(self) -> dict[str, Kept]:
-        return {one.name: Kept(one.shelf, one.upkeep) for one in self.tenancies}
+        share = self.tenancies.landlord.share_bytes
+        return {one.name: Kept(one.shelf, one.upkeep, partial(share, one.name)) for one in self.tenancies}
 
     async def _tell_ready(self, addresses: Sequence[str]) -> None:
         """Print the one line on standard output once the preload has been tried, as ``/readyz`` has it."""

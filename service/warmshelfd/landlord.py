@@ -14,8 +14,9 @@ from itertools import groupby
 from warmshelf.errors import ArenaFull
 from warmshelf.types import ArtifactKind
 from warmshelfd.domain.placement import Fits, Need, may_leave
-from warmshelfd.domain.shares import Holding, Leaving, plan_room
+from warmshelfd.domain.shares import Holding, Leaving, plan_room, plan_smaller
 from warmshelfd.memory.books import Claim, Reservation
+from warmshelfd.metric_table import EvictReason
 from warmshelfd.residency import Residency, Waiting
 
 
@@ -45,9 +46,14 @@ class Landlord:
 
     def __init__(self, lodgers: Sequence[Lodger]) -> None:
         self.lodgers = {lodger.name: lodger for lodger in lodgers}
+        self._books = lodgers[0].residency.arena.books_of_all()
         if len(lodgers) > 1:
             for lodger in lodgers:
                 lodger.residency.make_room = partial(self._make_room, lodger)
+
+    def share_bytes(self, name: str) -> int:
+        """Return what a tenant can always have."""
+        return self.lodgers[name].share_bytes
 
     @contextmanager
     def share_kept(self, name: str) -> Iterator[Claim]:
@@ -70,7 +76,7 @@ class Landlord:
                 return None
             claim = arena.claim(size)  # nobody else may have meanwhile what is given back for this
             try:
-                is_met = await self._evict(leaving, lambda: arena.unspent_bytes() >= 0)
+                is_met = await self._evict(asker.name, leaving, lambda: arena.unspent_bytes() >= 0)
             finally:
                 claim.release()
             if is_met:
@@ -81,6 +87,21 @@ class Landlord:
             waiting(error)
             return None
 
+    async def try_shrink(self, size: int, _budget_bytes: int) -> bool:
+        """Let so much room leave the budget, evicting what is borrowed; False if there is too little of that now."""
+        self._probe_again()
+        while True:
+            holdings = [one.holding(ArtifactKind.ADAPTER) for one in self.lodgers.values()]
+            leaving = plan_smaller(size, holdings, self._books.unspent_bytes())
+            if leaving is None:
+                return False
+            claim = self._books.claim(size)
+            try:
+                if await self._evict("", leaving, lambda: self._books.unspent_bytes() >= 0):
+                    return claim.leave()
+            finally:
+                claim.release()
+
     def _plan(self, asker: Lodger, size: int, kind: ArtifactKind) -> tuple[Leaving, ...] | None:
         arena = asker.residency.arena
         others = [one.holding(ArtifactKind.ADAPTER) for one in self.lodgers.values() if one is not asker]
@@ -90,10 +111,11 @@ class Landlord:
         for lodger in self.lodgers.values():
             lodger.residency.probe_again()
 
-    async def _evict(self, leaving: Sequence[Leaving], is_enough: Callable[[], bool]) -> bool:
+    async def _evict(self, asker: str, leaving: Sequence[Leaving], is_enough: Callable[[], bool]) -> bool:
         """Let them go in turn, until it is enough; say False if one turns out to be in use."""
         for name, some in groupby(leaving, key=lambda one: one.tenant):
             decision = Fits(tuple(one.resident for one in some))
-            if not await self.lodgers[name].residency.evict_all(decision, is_enough):
+            reason: EvictReason = "placement" if name == asker else "share"
+            if not await self.lodgers[name].residency.evict_all(decision, is_enough, reason):
                 return False
         return True

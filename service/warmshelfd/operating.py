@@ -36,10 +36,11 @@ _LOOP_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What belongs to one tenant, or to none."""
+    """What belongs to one tenant, or to none; ``share_bytes`` says what it can always have."""
 
     shelf: Shelf
     upkeep: Upkeep
+    share_bytes: Callable[[], int]
 
 
 class Operating:
@@ -101,7 +102,12 @@ class Operating:
         return Answer(HTTPStatus.OK, text, content_type)
 
     def _show_stock(self) -> None:
-        self._metrics.show(sum_of([stock(one.shelf) for one in self._kept.values()]))
+        stocks = {tenant: stock(kept.shelf) for tenant, kept in self._kept.items()}
+        self._metrics.show(sum_of(list(stocks.values())))
+        for tenant, kept in self._kept.items():
+            if tenant:
+                quota_bytes = kept.shelf.residency.arena.budget_bytes
+                self._metrics.show_tenant(tenant, stocks[tenant], kept.share_bytes(), quota_bytes)
 
     def _show_status(
         self, loop: asyncio.AbstractEventLoop, asked: Asked, render: Callable[[Status, Wanted], Answer]

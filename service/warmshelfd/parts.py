@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 from warmshelf.errors import InvalidConfig
@@ -64,21 +65,23 @@ def tracing_of(endpoint: str) -> Tracing:
     return open_tracing(endpoint)
 
 
-def registry_of(settings: Settings, metrics: Metrics) -> Registry:
+def registry_of(settings: Settings, tenant: str, metrics: Metrics) -> Registry:
     """Open the registry; errors as ``open_registry``."""
     return open_registry(
         settings.registry,
         copy_path=settings.registry_copy,
         credentials=partial(registry_credentials, settings),
         ca_file=settings.registry_ca_file,
+        tenant=tenant,
         count=metrics.fleet_failed,
     )
 
 
-def residency_map_of(settings: Settings, catalog: Catalog, metrics: Metrics) -> ResidencyMap:
+def residency_map_of(settings: Settings, tenant: str, catalog: Catalog, metrics: Metrics) -> ResidencyMap:
     """Return what tells other nodes what is resident here."""
     credentials = partial(registry_credentials, settings)
-    store = open_residents(settings.registry, credentials=credentials, ca_file=settings.registry_ca_file)
+    ca_file = settings.registry_ca_file
+    store = open_residents(settings.registry, credentials=credentials, ca_file=ca_file, tenant=tenant)
     return ResidencyMap(catalog, store, this_node(settings), metrics)
 
 
@@ -103,10 +106,10 @@ def load_threads_of(settings: Settings) -> LoadThreads:
     )
 
 
-def neighbours_of(settings: Settings, residency_map: ResidencyMap, metrics: Metrics) -> Neighbours:
+def neighbours_of(settings: Settings, tenant: str, residency_map: ResidencyMap, metrics: Metrics) -> Neighbours:
     """Return the nodes that loads may be taken from."""
     patience = Patience(settings.neighbour_stall_seconds, settings.neighbour_bytes_per_second_min)
-    security, name = settings.neighbour_security(), residency_map.node.name
+    security, name = replace(settings.neighbour_security(), tenant=tenant), residency_map.node.name
     rules = NeighbourRules(settings.neighbours, patience, settings.neighbour_wait_seconds, name, security)
     return Neighbours(rules, settings.format_limits(), residency_map.holders, metrics)
 

@@ -172,7 +172,7 @@ class Residency:
             waiting(error)
             return None
 
-    async def evict_all(self, decision: Fits, is_enough: Callable[[], bool]) -> bool:
+    async def evict_all(self, decision: Fits, is_enough: Callable[[], bool], reason: EvictReason = "placement") -> bool:
         """Evict the victims one after another, but none in vain; say False if one turns out to be mapped or gone.
 
         What is free is asked of the file system again before each: nobody is evicted for nothing.
@@ -186,7 +186,7 @@ class Residency:
                 return True
             if shelved is None or not await self._is_idle(shelved):  # again: looking at the others took its time
                 return False
-            await self._evict(shelved, "placement")
+            await self._evict(shelved, reason)
         return True
 
     async def evict_idle(self, segment_id: str, reason: EvictReason) -> bool:

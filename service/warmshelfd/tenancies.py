@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from warmshelf.errors import DaemonInUse, InvalidConfig
 from warmshelfd.landlord import Landlord, Lodger
 from warmshelfd.memory.arena import Arena
 from warmshelfd.settings import Settings
 from warmshelfd.tenancy import Common, Tenancy
-from warmshelfd.tenant_settings import NOBODY, TenantSettings, is_tenant_name, shares_bytes
+from warmshelfd.tenant_settings import NOBODY, TenantSettings, check_shares, is_tenant_name, shares_bytes
 from warmshelfd.tenants import refuse_shares, settings_of
 
 _SWEEP_SECONDS = 1.0
@@ -49,6 +50,14 @@ class Tenancies:
                 for name, one in self._by_name.items()
             ]
         )
+        if tenants:
+            self.own.resizing.why_not = partial(check_shares, tenants)
+            self.own.resizing.try_shrink = self.landlord.try_shrink
+            self.own.resizing.on_set = self._set_floors
+
+    def _set_floors(self) -> None:
+        for one in self:
+            one.set_floor()
 
     def __iter__(self) -> Iterator[Tenancy]:
         return iter(self._by_name.values())
@@ -97,21 +106,32 @@ def _opened(
         yield tenant.name, Tenancy(tenant.name, settings_of(settings, tenant), within, common)
 
 
-def _former(arena: Arena, names: set[str]) -> list[Arena]:
+def _former(arena: Arena, names: Collection[str]) -> list[Arena]:
     """Give back the memory of tenants that there are no more; return their arenas, where some of it may be mapped."""
-    former = []
-    for name in arena.names_within():
-        if name in names or not is_tenant_name(name):
-            continue
-        try:
-            within = arena.open_within(name, lambda _: 0)
-        except (DaemonInUse, InvalidConfig) as error:  # whatever it is, it is not ours
-            _log.warning("%s in the arena is left alone: %s", name, error)
-            continue
+    former = list(_within(arena, names))
+    for within in former:
         if count := within.purge():
-            _log.warning("tenant %s is none any more: %d segments of it were removed from the arena", name, count)
-        former.append(within)
+            _log.warning("%s is no tenant's any more: %d segments of it were removed", within.directory, count)
     return former
+
+
+def purge(arena: Arena) -> int:
+    """Remove every segment, whoever's; return how many. Only while no daemon has the arena."""
+    count = arena.purge()
+    for within in _within(arena, ()):
+        count += within.purge()
+        within.close()
+    return count
+
+
+def _within(arena: Arena, but: Collection[str]) -> Iterator[Arena]:
+    """Yield the arenas of tenants in an arena, but for some."""
+    for name in arena.names_within():
+        if name not in but and is_tenant_name(name):
+            try:
+                yield arena.open_within(name, _nothing_of)
+            except (DaemonInUse, InvalidConfig) as error:  # whatever it is, it is not ours
+                _log.warning("%s in the arena is left alone: %s", name, error)
 
 
 def _nothing_of(_budget_bytes: int) -> int:

@@ -87,15 +87,15 @@ class Tenancy:
         self.arena = arena
         self._settings = settings
         self._tracing = common.tracing
-        self.metrics = metrics = common.metrics
+        metrics = common.metrics.for_tenant(name)
         self._sources = sources_of(settings)
         catalog = Catalog(artifact_count_max=settings.artifact_count_max, on_change=self._on_change)
         leases = lease_table_of(settings)
         floor_bytes = settings.adapter_floor_bytes(arena.budget_bytes)
         residency = Residency(arena, catalog, leases, common.threads, floor_bytes, metrics)
-        registry = registry_of(settings, metrics)
-        self._residency_map = residency_map_of(settings, catalog, metrics)
-        neighbours = neighbours_of(settings, self._residency_map, metrics)
+        registry = registry_of(settings, name, metrics)
+        self._residency_map = residency_map_of(settings, name, catalog, metrics)
+        neighbours = neighbours_of(settings, name, self._residency_map, metrics)
         loader = Loader(self._sources, residency, registry, load_threads_of(settings), neighbours)
         self.shelf = Shelf(
             catalog=catalog,
@@ -114,7 +114,7 @@ class Tenancy:
         # Microseconds since 1970: above whatever number a daemon before this one gave.
         changes = Changes(first_sequence=time.time_ns() // 1000, change_count_max=settings.change_count_max)
         self.observing = Observing(self.shelf, changes)
-        self._resizing = Resizing(self.shelf, settings.adapter_floor_bytes)
+        self.resizing = Resizing(self.shelf, settings.adapter_floor_bytes)
         self.upkeep = Upkeep(
             self.shelf,
             self.leasing,
@@ -164,6 +164,10 @@ class Tenancy:
         await self.shelf.stop()
         self.arena.close()
 
+    def set_floor(self) -> None:
+        """After a change of the budget: set what bases must leave to adapters."""
+        self.shelf.residency.floor_bytes = self._settings.adapter_floor_bytes(self.arena.budget_bytes)
+
     # --- services -----------------------------------------------------------
 
     def handlers(self) -> Handlers:
@@ -172,7 +176,7 @@ class Tenancy:
         shelf, server = self.shelf, handlers
         catalog = CatalogServicer(shelf, self.leasing, self.observing)
         lease = LeaseServicer(shelf, self.leasing, self.arena.directory, self._tracing)
-        capabilities = CapabilitiesServicer(self._capabilities, self.observing, self._resizing)
+        capabilities = CapabilitiesServicer(self._capabilities, self.observing, self.resizing)
         push = PushServicer(self._pushing, self._settings.stall_seconds)
         adders: Mapping[Any, Any] = {
             catalog: catalog_pb2_grpc.add_CatalogServiceServicer_to_server,

@@ -157,6 +157,10 @@ class Arena:
         choose_pinning(self._policy, budget_bytes, is_hugetlb=self.volume.is_hugetlb)
         self._books.grow(budget_bytes - self.whole_budget_bytes)
 
+    def books_of_all(self) -> Books:
+        """Return books beside those of this arena, for claims of what is anybody's."""
+        return self._books.beside(self.volume.free_bytes, lambda budget: budget)
+
     def claim(self, size: int) -> Claim:
         """Take room out of use that is to leave the budget."""
         return self._books.claim(size)

@@ -77,7 +77,7 @@ class Admission:
         named: list[str] = [value for key, value in metadata or () if key == TENANT_METADATA_KEY]
         may_choose = identity.tenant is None and Role.OPERATOR in identity.roles
         own = identity.tenant or ""
-        if own and call in OF_THE_NODE:
+        if (own or named) and call in OF_THE_NODE:
             raise PermissionDenied(f"{call} is for callers of no tenant", identity=identity.name, call=call)
         if not may_choose and any(name != own for name in named):
             raise PermissionDenied(
