@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from warmshelfd.observing import stock
 from warmshelfd.options import Listen
 from warmshelfd.shelf import Shelf
 from warmshelfd.statuspage import Place, look
-from warmshelfd.statusrows import Findings, Status, Wanted, wanted_by
+from warmshelfd.statusrows import Findings, Status, TenantRow, Wanted, wanted_by
 from warmshelfd.stock import sum_of
 from warmshelfd.upkeep import Upkeep
 
@@ -124,7 +124,17 @@ class Operating:
 
     def _look(self, wanted: Wanted) -> Status:
         uptime_seconds = time.monotonic() - self._start_time
-        return look(self._kept[""].shelf, wanted, Place(self.is_ready, uptime_seconds, self.findings()))
+        tenants = [_row(tenant, kept) for tenant, kept in self._kept.items() if tenant]
+        place = Place(self.is_ready, uptime_seconds, self.findings(), tenants)
+        wanted = wanted if wanted.tenant in self._kept else replace(wanted, tenant="")
+        return look(self._kept[wanted.tenant].shelf, wanted, place)
+
+
+def _row(tenant: str, kept: Kept) -> TenantRow:
+    arena = kept.shelf.residency.arena
+    usage = arena.usage()
+    used_bytes = usage.resident_bytes + usage.reserved_bytes + usage.unnamed_bytes
+    return TenantRow(tenant, used_bytes, kept.share_bytes(), arena.budget_bytes)
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, look: Callable[[], T]) -> T | None:

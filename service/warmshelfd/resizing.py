@@ -35,7 +35,7 @@ class Resizing:
         self._residency = shelf.residency
         self._arena = shelf.residency.arena
         self._floor_of = floor_of
-        # Where others spend of the same budget, they say why it cannot be another one, make it smaller, and are told.
+        # Where others spend of the same budget: why it cannot be so large, making it smaller, and telling them.
         self.why_not: Callable[[int], str] = lambda _: ""
         self.try_shrink: Callable[[int, int], Awaitable[bool]] = self._try_shrink
         self.on_set: Callable[[], None] = lambda: None
@@ -93,11 +93,12 @@ class Resizing:
 
     def _full(self, budget_bytes: int) -> ArenaFull:
         usage, held = self._arena.usage(), self._residency.held_bytes()
+        budget_now = self._arena.whole_budget_bytes
         return ArenaFull(
-            f"the budget stays at {self._arena.whole_budget_bytes} bytes: for one of {budget_bytes}, {held} bytes are held, "
+            f"the budget stays at {budget_now} bytes: for one of {budget_bytes}, {held} bytes are held, "
             f"{usage.reserved_bytes} are promised to loads, {usage.unnamed_bytes} are still mapped by somebody",
             needed_bytes=budget_bytes,
-            budget_bytes=self._arena.whole_budget_bytes,
+            budget_bytes=budget_now,
             held_bytes=held,
             reserved_bytes=usage.reserved_bytes,
             unnamed_bytes=usage.unnamed_bytes,

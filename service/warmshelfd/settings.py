@@ -20,7 +20,7 @@ from warmshelf._security import PLAIN, Security, Tls
 from warmshelfd.certificates import CertificateFiles
 from warmshelfd.domain.roles import Role
 from warmshelfd.formats.base import FormatLimits
-from warmshelfd.identities import IdentitySettings
+from warmshelfd.identities import ANY_TENANT, IdentitySettings
 from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import (
@@ -302,7 +302,7 @@ class Settings(BaseSettings):
             raise ValueError("there is a registry_username and no registry_password")
         if len(set(self.listen)) < len(self.listen):
             raise ValueError("listen has an address twice")
-        check_tenants(self.tenant, [row.tenant for row in self.identity if row.tenant is not None])
+        check_tenants(self.tenant, {row.tenant for row in self.identity} - {None, ANY_TENANT})
         return self
 
     @model_validator(mode="after")

@@ -64,7 +64,7 @@ class TenantSettings(BaseModel):
         return self
 
 
-def check_tenants(tenants: Sequence[TenantSettings], named: Collection[str]) -> None:
+def check_tenants(tenants: Sequence[TenantSettings], named: Collection[str | None]) -> None:
     """Check tenants against each other, and the names that identities have.
 
     Raises:

@@ -28,7 +28,8 @@ def open_registry(
 ) -> Registry:
     """Open the registry that the URI names; one in Redis has a copy in the file ``copy_path``.
 
-    What it keeps there is ``tenant``'s, or nobody's. ``count`` is told one word for everything that goes wrong with Redis, on any thread.
+    What it keeps there is ``tenant``'s, or nobody's. ``count`` is told one word for everything that goes wrong
+    with Redis, on any thread.
 
     Raises:
         InvalidConfig: no registry can be opened there; says why.

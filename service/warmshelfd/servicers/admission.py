@@ -13,7 +13,7 @@ from typing import Any
 from warmshelf._security import TENANT_METADATA_KEY
 from warmshelf.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from warmshelfd.domain.roles import CALLS, EVERYBODY, OF_THE_NODE, Role, may_call
-from warmshelfd.identities import Identities, Identity
+from warmshelfd.identities import Identities, Identity, identity_of
 
 _KINDS = {"peer_uri": "uri", "peer_dns": "dns", "x509_common_name": "cn"}
 """What gRPC calls the names in a certificate, and what the configuration does."""
@@ -50,7 +50,7 @@ class Admission:
         self._identities = identities
         self._tenants = frozenset(tenants)
         self._has_tls = has_tls
-        self._anonymous = Identity("", frozenset(anonymous_roles))
+        self._anonymous = identity_of("", anonymous_roles)
 
     def admit(self, call: str, context: Any) -> Caller:
         """Return who calls.
@@ -75,15 +75,12 @@ class Admission:
     def _tenant(self, call: str, identity: Identity, metadata: Any) -> str:
         """Return whom an admitted caller calls for. Who may not choose does not learn which tenants there are."""
         named: list[str] = [value for key, value in metadata or () if key == TENANT_METADATA_KEY]
-        may_choose = identity.tenant is None and Role.OPERATOR in identity.roles
-        own = identity.tenant or ""
+        own = identity.tenant
         if (own or named) and call in OF_THE_NODE:
             raise PermissionDenied(f"{call} is for callers of no tenant", identity=identity.name, call=call)
-        if not may_choose and any(name != own for name in named):
-            raise PermissionDenied(
-                "only an operator of no tenant names a tenant to call for", identity=identity.name, call=call
-            )
-        if not named or not may_choose:
+        if not identity.names_tenant and any(name != own for name in named):
+            raise PermissionDenied("the caller may not name a tenant to call for", identity=identity.name, call=call)
+        if not named or not identity.names_tenant:
             return own
         if len(named) > 1 or named[0] not in self._tenants:
             raise InvalidRequest(f"there is no tenant {named[0][:64]!a}", field=TENANT_METADATA_KEY)
