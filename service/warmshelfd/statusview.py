@@ -159,17 +159,17 @@ def _tenants(status: Status, wanted: Wanted) -> str:
     if not status.tenants:
         return ""
     rows = [
-        (
-            link(Wanted(is_still=wanted.is_still, tenant=row.tenant), text(row.tenant)),
-            show_size(row.used_bytes),
-            show_size(row.share_bytes),
-            show_size(row.quota_bytes),
-        )
+        (_tenant(row.tenant, wanted), *map(show_size, (row.used_bytes, row.share_bytes, row.quota_bytes)))
         for row in status.tenants
     ]
-    nobody = link(Wanted(is_still=wanted.is_still), "what belongs to no tenant")
-    shown = f"shown below: {text(status.tenant)}; {nobody}" if status.tenant else "shown below: what belongs to none"
-    return section("tenants", "Tenants", table("tenants", ("tenant", "has", "share", "quota"), rows), shown)
+    rows.append((_tenant("", wanted), "", "", ""))
+    return section("tenants", "Tenants", table("tenants", ("tenant", "has", "share", "quota"), rows))
+
+
+def _tenant(tenant: str, wanted: Wanted) -> str:
+    """Return a link to what belongs to a tenant, or its name where that is what is shown."""
+    name = text(tenant) or "<i>none</i>"
+    return f"<b>{name}</b>" if tenant == wanted.tenant else link(Wanted(is_still=wanted.is_still, tenant=tenant), name)
 
 
 def _arena(status: Status) -> str:
