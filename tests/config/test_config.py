@@ -198,6 +198,7 @@ def test_settings_do_not_change() -> None:
         (["--listen", "localhost:1", "localhost:1"], ["address twice"]),
         (["--listen", "unix:///" + "x" * 107], ["108 bytes, at most 107"]),
         (["--allow-source", "models"], ["--allow-source", "models", "absolute path"]),
+        (["--allow-source", "ftp://x/y"], ["--allow-source", "ftp://x/y", "no source of scheme 'ftp'", "https"]),
         (["--arena", ""], ["--arena", "directory"]),
         (["--registry", "sqlite://host/x"], ["--registry", "absolute"]),
         (["--budgte", "1GiB"], ["--budgte"]),
