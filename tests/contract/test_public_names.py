@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import pickle
 import subprocess
 import sys
@@ -101,8 +102,8 @@ def test_a_shelf_shows_where_its_daemon_is_and_nothing_else() -> None:
 
 
 def test_the_command_is_the_module_too() -> None:
-    for name in ("warmshelf", "warmshelfd"):
-        told = subprocess.run([sys.executable, "-m", name, "--help"], capture_output=True, text=True, check=True)
+    for name, option in itertools.product(("warmshelf", "warmshelfd"), ("--help", "-h")):
+        told = subprocess.run([sys.executable, "-m", name, option], capture_output=True, text=True, check=True)
         assert told.stdout.lower().startswith(f"usage: {name} ")
 
 
