@@ -26,7 +26,7 @@ from warmshelfd import failpoints
 from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.holders import describe, lock_holder
 from warmshelfd.memory.books import ArenaUsage, Books, Claim, Reservation
-from warmshelfd.memory.budgeting import cgroup_room, check_budget, default_budget
+from warmshelfd.memory.budgeting import cgroup_room, check_budget, check_total, default_budget
 from warmshelfd.memory.mapped_file import MappedFile
 from warmshelfd.memory.pinning import PinPolicy, choose_pinning, lock_pages
 from warmshelfd.memory.segment import Home, Segment, SegmentWriter, loading_name, outline, room_error
@@ -66,6 +66,7 @@ class Arena:
         self.directory = directory
         self.pinning = pinning
         self.volume = volume
+        self.lacking_bytes = 0  # what of the budget that was asked for the file system had not at the start
         self._policy = policy
         self._reserve_bytes = reserve_bytes
         self._books = books
@@ -80,7 +81,8 @@ class Arena:
 
         Args:
             directory: on a memory file system.
-            budget_bytes: None means half of what the file system has free, not counting segments left there.
+            budget_bytes: None means half of what the file system has free, not counting segments left there. Where
+                the file system has less in all, that is the budget, and ``lacking_bytes`` says so.
             pin: whether segments are to be page-locked.
             reserve_bytes: memory that the daemon needs beside the arena, for comparison with the cgroup's limit.
 
@@ -96,10 +98,12 @@ class Arena:
             opened.callback(os.close, _take_lock(directory_fd, directory))
             volume = Volume.of(directory_fd)
             room = cgroup_room(volume, reserve_bytes)
-            budget = default_budget(volume, room, _sizes_left(volume)) if budget_bytes is None else budget_bytes
-            check_budget(budget, volume, room, directory)
+            asked = default_budget(volume, room, _sizes_left(volume)) if budget_bytes is None else budget_bytes
+            check_budget(asked, volume, room)
+            budget = min(asked, volume.total_bytes())
             pinning = choose_pinning(pin, budget, is_hugetlb=volume.is_hugetlb)
             arena = cls(directory, volume, Books(budget, volume.free_bytes), pin, pinning, reserve_bytes)
+            arena.lacking_bytes = asked - budget
             arena._open_files = opened.pop_all()
             return arena
 
@@ -153,7 +157,8 @@ class Arena:
             InvalidConfig: the file system or the cgroup does not allow it.
             PinningFailed: it must be page-locked and cannot be.
         """
-        check_budget(budget_bytes, self.volume, cgroup_room(self.volume, self._reserve_bytes), self.directory)
+        check_total(budget_bytes, self.volume, self.directory)
+        check_budget(budget_bytes, self.volume, cgroup_room(self.volume, self._reserve_bytes))
         choose_pinning(self._policy, budget_bytes, is_hugetlb=self.volume.is_hugetlb)
         self._books.grow(budget_bytes - self.whole_budget_bytes)
 

@@ -25,13 +25,12 @@ def cgroup_room(volume: Volume, reserve_bytes: int) -> int | None:
     return None if limit is None else limit - reserve_bytes
 
 
-def check_budget(budget: int, volume: Volume, room: int | None, directory: str) -> None:
-    """Return if there may be such a budget.
+def check_budget(budget: int, volume: Volume, room: int | None) -> None:
+    """Return if there may be such a budget, as far as the cgroup goes.
 
     Raises:
-        InvalidConfig: it holds nothing, or is more than there is.
+        InvalidConfig: it holds nothing, or is more than is left.
     """
-    total = volume.total_bytes()
     least = max(BUDGET_BYTES_MIN, volume.page_size_bytes)
     if budget < least:
         raise InvalidConfig(
@@ -39,15 +38,24 @@ def check_budget(budget: int, volume: Volume, room: int | None, directory: str) 
             budget_bytes=budget,
             budget_bytes_min=least,
         )
-    if budget > total:
-        raise InvalidConfig(
-            f"a budget of {budget} bytes is more than the {total} bytes of the file system of {directory!r}",
-            budget_bytes=budget,
-            total_bytes=total,
-        )
     if room is not None and budget > room:
         raise InvalidConfig(
             f"a budget of {budget} bytes is more than the cgroup's memory limit leaves for it: {room} bytes",
             budget_bytes=budget,
             room_bytes=room,
+        )
+
+
+def check_total(budget: int, volume: Volume, directory: str) -> None:
+    """Return if the file system can have so much.
+
+    Raises:
+        InvalidConfig: it is smaller.
+    """
+    total = volume.total_bytes()
+    if budget > total:
+        raise InvalidConfig(
+            f"a budget of {budget} bytes is more than the {total} bytes of the file system of {directory!r}",
+            budget_bytes=budget,
+            total_bytes=total,
         )
