@@ -46,7 +46,9 @@ class Daemon:
         self._arena = arena
         self.metrics = metrics_of(sources_of(settings).schemes, arena)
         self._tracing = tracing_of(settings.trace_endpoint)
-        common = Common(self.metrics, self._tracing, executor(_MEMORY_THREADS, "memory"), flight_of(settings))
+        common = Common(
+            self.metrics, self._tracing, executor(_MEMORY_THREADS, "memory"), flight_of(settings), settings.spool
+        )
         self.tenancies = Tenancies(settings, arena, common)
         self._credentials = Credentials(settings, self.metrics)
         admission = admission_of(settings, self._credentials, self.tenancies.names)
@@ -109,7 +111,7 @@ class Daemon:
             _log.warning(
                 "the file system of the arena %s has %d bytes, %d less than the budget: that is the budget now",
                 self._arena.directory,
-                self._arena.budget_bytes,
+                self._arena.whole_budget_bytes,
                 self._arena.lacking_bytes,
             )
 

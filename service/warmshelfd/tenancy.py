@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from warmshelf._volume import directory_identity
@@ -60,6 +61,7 @@ from warmshelfd.servicers.transfer import TransferServicer
 from warmshelfd.servicers.uploads import Uploads
 from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
+from warmshelfd.spool.place import scheme_of
 from warmshelfd.tracing import Tracing
 from warmshelfd.upkeep import Upkeep
 from warmshelfd.warmth import Warmth
@@ -69,13 +71,15 @@ from warmshelfd.warmth import Warmth
 class Common:
     """What all tenants have in common.
 
-    ``threads`` are those that unlink, map and probe; ``flight`` bounds the bytes on their way.
+    ``threads`` are those that unlink, map and probe; ``flight`` bounds the bytes on their way; below ``spool`` lies what
+    any of them has pushed.
     """
 
     metrics: Metrics
     tracing: Tracing
     threads: Executor
     flight: FlightBudget
+    spool: str
 
 
 class Tenancy:
@@ -124,6 +128,8 @@ class Tenancy:
         )
         self.leasing.register_unknown = self.upkeep.register_unknown
         self._pushing = Pushing(open_spool(settings), self.shelf, loader, settings.push_limits())
+        if name:
+            self.shelf.registering.is_own = partial(_is_pushed, self.shelf.registering.is_own, common.spool)
         uploads = Uploads(self.leasing, settings.uploads_max, metrics)
         self._transfer = TransferServicer(self.shelf, uploads, common.flight, settings.stall_seconds, metrics)
         self._warmth: Warmth | None = None  # once the shelf has started
@@ -234,3 +240,9 @@ class Tenancy:
                 self.shelf.withdraw_bytes(segment_id, error)
             if self.shelf.residency.is_of(segment_id, entry):
                 self._hashing.start(entry)
+
+
+def _is_pushed(is_own: Callable[[str], bool], spool: str, uri: str) -> bool:
+    """Say whether a canonical URI leads to what was pushed, by this tenant or another: nobody may register it."""
+    place = spool if scheme_of(spool) else f"file://{spool}"
+    return is_own(uri) or f"{uri}/".startswith(f"{place}/")
