@@ -71,8 +71,8 @@ from warmshelfd.warmth import Warmth
 class Common:
     """What all tenants have in common.
 
-    ``threads`` are those that unlink, map and probe; ``flight`` bounds the bytes on their way; below ``spool`` lies what
-    any of them has pushed.
+    ``threads`` are those that unlink, map and probe; ``flight`` bounds the bytes on their way; below ``spool`` lies
+    what any of them has pushed.
     """
 
     metrics: Metrics
