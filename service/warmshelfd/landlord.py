@@ -16,6 +16,7 @@ from warmshelf.types import ArtifactKind
 from warmshelfd.domain.placement import Fits, Need, may_leave
 from warmshelfd.domain.shares import Holding, Leaving, plan_room, plan_smaller
 from warmshelfd.memory.books import Claim, Reservation
+from warmshelfd.memory.looking import sizes_left
 from warmshelfd.metric_table import EvictReason
 from warmshelfd.residency import Residency, Waiting
 
@@ -57,9 +58,9 @@ class Landlord:
 
     @contextmanager
     def share_kept(self, name: str) -> Iterator[Claim]:
-        """Keep a tenant's share for it, until the claim is released or the context ends."""
-        lodger = self.lodgers[name]
-        claim = lodger.residency.arena.claim(lodger.share_bytes)
+        """Keep for a tenant what it has left in its directory, up to its share, until the claim is released."""
+        arena = self.lodgers[name].residency.arena
+        claim = arena.claim(min(self.lodgers[name].share_bytes, sum(sizes_left(arena.volume))))
         try:
             yield claim
         finally:
@@ -104,6 +105,8 @@ class Landlord:
 
     def _plan(self, asker: Lodger, size: int, kind: ArtifactKind) -> tuple[Leaving, ...] | None:
         arena = asker.residency.arena
+        if arena.usage().free_bytes >= size:
+            return ()
         others = [one.holding(ArtifactKind.ADAPTER) for one in self.lodgers.values() if one is not asker]
         return plan_room(size, asker.holding(kind), arena.budget_bytes, others, arena.whole_free_bytes())
 

@@ -145,7 +145,7 @@ class Daemon:
     def leftovers(self) -> list[str]:
         """Everything in the arena, and in those of tenants, but sealed segments and the lock."""
         found = [path for path in self.arena.iterdir() if path.name not in self.tenants]
-        found += [path for tenant in self.tenants for path in (self.arena / tenant).iterdir()]
+        found += [path for tenant in self.tenants for path in self.arena.glob(f"{tenant}/*")]
         known = re.compile(r"[0-9a-f]{32}|arena\.lock")
         return sorted(path.name for path in found if not known.fullmatch(path.name))
 

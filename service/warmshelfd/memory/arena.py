@@ -13,9 +13,8 @@ import errno
 import fcntl
 import mmap
 import os
-import re
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from stat import S_ISREG
 
@@ -27,6 +26,7 @@ from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.holders import describe, lock_holder
 from warmshelfd.memory.books import ArenaUsage, Books, Claim, Reservation
 from warmshelfd.memory.budgeting import cgroup_room, check_budget, check_total, default_budget
+from warmshelfd.memory.looking import LOADING_NAME, directories, sizes_left
 from warmshelfd.memory.mapped_file import MappedFile
 from warmshelfd.memory.pinning import PinPolicy, choose_pinning, lock_pages
 from warmshelfd.memory.segment import Home, Segment, SegmentWriter, loading_name, outline, room_error
@@ -46,8 +46,6 @@ _PIN_THREADS = 2
 """How many lock a segment's pages: on 4 KiB pages it is a tenth of a load, and two share it."""
 
 _NO_INODE = ", not for want of bytes: the file system has no inode left for one more file (nr_inodes of its mount)"
-
-_LOADING_NAME = re.compile(r"\.[0-9a-f]{32}\.loading")
 
 
 class Arena:
@@ -98,7 +96,7 @@ class Arena:
             opened.callback(os.close, _take_lock(directory_fd, directory))
             volume = Volume.of(directory_fd)
             room = cgroup_room(volume, reserve_bytes)
-            asked = default_budget(volume, room, _sizes_left(volume)) if budget_bytes is None else budget_bytes
+            asked = default_budget(volume, room, sizes_left(volume)) if budget_bytes is None else budget_bytes
             check_budget(asked, volume, room)
             budget = min(asked, volume.total_bytes())
             pinning = choose_pinning(pin, budget, is_hugetlb=volume.is_hugetlb)
@@ -125,7 +123,7 @@ class Arena:
 
     def names_within(self) -> list[str]:
         """Return the names of the directories in this one that are ours."""
-        return sorted(entry.name for entry in _directories(self.volume.directory_fd))
+        return sorted(entry.name for entry in directories(self.volume.directory_fd))
 
     def limit(self, most: Callable[[int], int]) -> None:
         """Spend no more than ``most`` gives for a budget."""
@@ -318,7 +316,7 @@ class Arena:
         return True
 
     def _is_ours(self, name: str) -> bool:
-        loading = bool(_LOADING_NAME.fullmatch(name))
+        loading = bool(LOADING_NAME.fullmatch(name))
         if not loading and not is_segment_id(name):
             return False
         try:
@@ -364,27 +362,6 @@ def _take_lock(directory_fd: int, directory: str) -> int:
         text = f"arena {directory!r} is in use by {describe(pid)}"
         raise DaemonInUse(text, directory=directory, pid_number=pid) from error
     return fd
-
-
-def _sizes_left(volume: Volume) -> Iterator[int]:
-    """Yield the size of each segment that is here, or in a directory within."""
-    for place in (".", *(entry.name for entry in _directories(volume.directory_fd))):
-        fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=volume.directory_fd)
-        try:
-            for name in os.listdir(fd):
-                if is_segment_id(name) or _LOADING_NAME.fullmatch(name):
-                    with suppress(FileNotFoundError):
-                        yield os.stat(name, dir_fd=fd, follow_symlinks=False).st_size
-        finally:
-            os.close(fd)
-
-
-def _directories(directory_fd: int) -> Iterator[os.DirEntry[str]]:
-    """Yield the directories in one that are ours, and no links to any."""
-    with os.scandir(directory_fd) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                yield entry
 
 
 def _create(directory_fd: int, name: str, size: int) -> MappedFile:
