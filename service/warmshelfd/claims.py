@@ -90,7 +90,7 @@ class Claims:
         self._node = node
         self._thread = executor(1, "claims")
         self._keeping: set[asyncio.Task[None]] = set()
-        self._away_until = 0.0  # by the monotonic clock
+        self._away_until = 0.0  # by the monotonic clock; the thread's
 
     def turn(self, load: Load, is_owed: Callable[[], bool]) -> Turn:
         """Return a load's way to its source; ``is_owed`` says whether what it loaded still has to get its digest."""
@@ -134,16 +134,25 @@ class Claims:
     async def _ask(self, ask: Callable[[ClaimStore], _T]) -> _T:
         """Ask the store. To the end, whoever is cancelled: what was claimed has to be known."""
         store = self._store
-        if store is None or time.monotonic() < self._away_until:
+        if store is None:
             raise StoreAwayError("away")
         try:
-            return await run_to_the_end(self._thread, lambda: ask(store))
+            return await run_to_the_end(self._thread, lambda: self._asked(store, ask))
         except StoreAwayError as error:
             self.metrics.fleet_failed(error.reason)
-            self._away_until = time.monotonic() + AWAY_SECONDS
             raise
         except BadRecord:
             self.metrics.fleet_failed("bad_record")
+            raise
+
+    def _asked(self, store: ClaimStore, ask: Callable[[ClaimStore], _T]) -> _T:
+        """Ask, on the thread; whoever has queued behind a store that is away learns it at once."""
+        if time.monotonic() < self._away_until:
+            raise StoreAwayError("away")
+        try:
+            return ask(store)
+        except StoreAwayError:
+            self._away_until = time.monotonic() + AWAY_SECONDS
             raise
 
 
@@ -178,6 +187,8 @@ class Turn:
 
     def _gets_on(self, other: Claim) -> bool:
         """Say whether another node's load is worth waiting for."""
+        if not self._claims.rules.may_take(other.node):
+            return False
         who, now = (other.node_id, other.load), time.monotonic()
         if not self._waited_for:
             self._claims.metrics.source_turn("waited")
@@ -185,8 +196,7 @@ class Turn:
             self._waited_for[who] = other.progress
             self._until = now + PATIENCE_FACTOR * self._claims.rules.life_seconds
         claimants = [progress for progress in self._waited_for.values() if progress != DONE]
-        is_early = len(claimants) <= CLAIMANTS_MAX and now < self._until
-        return is_early and self._claims.rules.may_take(other.node)
+        return len(claimants) <= CLAIMANTS_MAX and now < self._until
 
     def _counted(self, outcome: str) -> bool:
         self._claims.metrics.source_turn(outcome)
