@@ -50,6 +50,9 @@ TELL_SECONDS = 1.0
 DONE_SECONDS = 10.0
 """How long a claim stands after its load: until others have heard of the digest, and of who has the bytes."""
 
+TOLD_SECONDS = 5.0
+"""How long to wait then: several times what that takes. Else it was evicted meanwhile."""
+
 AFTER_SECONDS_MAX = 600.0
 """How long others wait for what comes after reading, digest and all: bytes of 300 GB are hashed by then."""
 
@@ -180,6 +183,9 @@ class Turn:
             if standing is not None:
                 self._claims.keep(Keeping(name, self._mine, self._load, self._is_owed))
             return self._counted("first")
+        if standing.node_id == self._mine.node_id:  # of this node before it was started again, or of a load that ended
+            await self._claims.drop(name, standing)
+            return False
         if not self._gets_on(standing):
             return self._counted("given_up")
         await asyncio.sleep(random.uniform(*LOOK_SECONDS))  # noqa: S311 - spreads, guards nothing
@@ -194,7 +200,8 @@ class Turn:
             self._claims.metrics.source_turn("waited")
         if self._waited_for.get(who) != other.progress:
             self._waited_for[who] = other.progress
-            self._until = now + PATIENCE_FACTOR * self._claims.rules.life_seconds
+            patience = PATIENCE_FACTOR * self._claims.rules.life_seconds
+            self._until = now + (TOLD_SECONDS if other.progress == DONE else patience)
         claimants = [progress for progress in self._waited_for.values() if progress != DONE]
         return len(claimants) <= CLAIMANTS_MAX and now < self._until
 
@@ -241,7 +248,7 @@ class Keeping:
 
     def _progress(self, rules: ClaimRules) -> str:
         now = time.monotonic()
-        if self._load.phase in (LoadPhase.VERIFY, LoadPhase.SEAL, LoadPhase.PIN):
+        if _is_read(self._load):
             self._read_time = self._read_time or now
         return progress_of(self._load, rules.step_bytes, now - self._read_time if self._read_time else 0.0)
 
