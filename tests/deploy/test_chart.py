@@ -206,7 +206,8 @@ def test_over_tcp_there_is_tls_from_a_secret_and_only_for_whom_the_policy_names(
 
 def test_nodes_of_a_fleet_are_told_where_they_are_by_a_label_or_a_value() -> None:
     def environment(values: Values) -> dict[str, object]:
-        daemon = daemon_of(find(render(values), "DaemonSet")["spec"]["template"]["spec"])
+        name = values.get("fullnameOverride", "warmshelf")
+        daemon = daemon_of(find(render(values), "DaemonSet", name)["spec"]["template"]["spec"])
         return {one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"] for one in daemon["env"]}
 
     told = environment(EVERYTHING)
