@@ -77,6 +77,11 @@ class ClaimRules:
     may_take: Callable[[Node], bool]
 
     @property
+    def tell_seconds(self) -> float:
+        """How often to say how far a load is: often enough for a claim to outlive a late word."""
+        return min(TELL_SECONDS, self.life_seconds / 3)
+
+    @property
     def step_bytes(self) -> int:
         """How far a load has to come to have come further."""
         return max(1, int(self.bytes_per_second_min * self.life_seconds / 2))
@@ -225,7 +230,7 @@ class Keeping:
         is_well = False
         try:
             while not self._is_over():
-                await self._moment()
+                await self._moment(claims.rules.tell_seconds)
                 if not await self._tell(claims, self._progress(claims.rules), claims.rules.life_seconds):
                     return
             is_well = self._load.error is None
@@ -239,12 +244,12 @@ class Keeping:
         has_ended = self._load.task is None or self._load.task.done()
         return has_ended and (self._load.error is not None or not self._is_owed())
 
-    async def _moment(self) -> None:
+    async def _moment(self, seconds: float) -> None:
         task = self._load.task
         if task is None or task.done():
-            await asyncio.sleep(TELL_SECONDS)
+            await asyncio.sleep(seconds)
         else:
-            await asyncio.wait([task], timeout=TELL_SECONDS)
+            await asyncio.wait([task], timeout=seconds)
 
     def _progress(self, rules: ClaimRules) -> str:
         now = time.monotonic()
@@ -289,7 +294,7 @@ def progress_of(load: Load, step_bytes: int, after_seconds: float) -> str:
     """
     if load.phase is LoadPhase.READ:
         return f"read-{load.done_bytes // step_bytes}"
-    return f"{load.phase.value}-{int(min(after_seconds, AFTER_SECONDS_MAX))}"
+    return f"{load.phase.value}-{int(10 * min(after_seconds, AFTER_SECONDS_MAX))}"
 
 
 def _is_read(load: Load) -> bool:
