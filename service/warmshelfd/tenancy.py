@@ -39,6 +39,7 @@ from warmshelfd.metrics import Metrics
 from warmshelfd.observing import Observing
 from warmshelfd.opening import open_spool
 from warmshelfd.parts import (
+    claims_of,
     lease_table_of,
     load_threads_of,
     neighbours_of,
@@ -100,7 +101,8 @@ class Tenancy:
         registry = registry_of(settings, name, metrics)
         self._residency_map = residency_map_of(settings, name, catalog, metrics)
         neighbours = neighbours_of(settings, name, self._residency_map, metrics)
-        loader = Loader(self._sources, residency, registry, load_threads_of(settings), neighbours)
+        self._claims = claims_of(settings, name, self._residency_map, neighbours, metrics)
+        loader = Loader(self._sources, residency, registry, load_threads_of(settings), neighbours, self._claims)
         self.shelf = Shelf(
             catalog=catalog,
             leases=leases,
@@ -163,6 +165,7 @@ class Tenancy:
 
     async def stop(self) -> None:
         """Let everything go; what is in memory stays there for the next start."""
+        await self._claims.close()
         await self._residency_map.close()
         await self._pushing.stop()
         if self._warmth is not None:

@@ -109,6 +109,7 @@ _OURS: dict[str, Callable[[Ids], Any]] = {
     "PushService/BeginPush": _begin,
     "CatalogService/EvictArtifact": lambda i: catalog_pb2.EvictArtifactRequest(artifact_id=i.artifact_id, drain=True),
     "CatalogService/RemoveArtifact": lambda i: catalog_pb2.RemoveArtifactRequest(artifact_id=i.artifact_id),
+    "AliasService/RemoveAlias": lambda i: alias_pb2.RemoveAliasRequest(name=i.alias),
     "CatalogService/RegisterArtifact": _registration,
     "CatalogService/RegisterArtifacts": lambda i: catalog_pb2.RegisterArtifactsRequest(requests=[_registration(i)]),
 }

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from warmshelf.errors import InvalidConfig
 from warmshelfd.registry.base import Registry
+from warmshelfd.registry.claims import ClaimStore
 from warmshelfd.registry.redis import RedisRegistry
+from warmshelfd.registry.redis_claims import RedisClaims
 from warmshelfd.registry.redis_link import Credentials, Link, space_of
 from warmshelfd.registry.redis_place import is_redis, parse_place
 from warmshelfd.registry.redis_residents import NODES, RedisResidents
@@ -48,6 +50,13 @@ def open_residents(
     if not is_redis(uri):
         return None
     return RedisResidents(Link(parse_place(uri), credentials, ca_file, NODES, space_of(tenant)))
+
+
+def open_claims(uri: str, *, credentials: Credentials, ca_file: str | None, tenant: str = "") -> ClaimStore | None:
+    """Return where those nodes tell each other which sources they read; None as above."""
+    if not is_redis(uri):
+        return None
+    return RedisClaims(Link(parse_place(uri), credentials, ca_file, NODES, space_of(tenant)))
 
 
 def check_registry(uri: str) -> None:

@@ -8,12 +8,11 @@ Nothing is read in full that may be longer than a value is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
-from warmshelf.errors import InvalidConfig
-from warmshelfd.redis_wire import Command, RedisAwayError, RedisRefusedError, RedisWire, Reply
+from warmshelfd.redis_wire import Command, RedisWire, Reply
 from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.redis_errand import Errand
 from warmshelfd.registry.redis_link import OPERATION_SECONDS, TAG, Link, exchange
 from warmshelfd.registry.residents import (
     KEPT_BYTES_MAX,
@@ -24,7 +23,6 @@ from warmshelfd.registry.residents import (
     NodeResidents,
     ResidentStore,
     Seen,
-    StoreAwayError,
     from_value,
     is_node_id,
     revision_of,
@@ -36,8 +34,6 @@ NODES = TAG + b":nodes"
 _READ_COUNT = 4
 """Values of one exchange: at most 4 MiB, which a healthy server sends within its time."""
 
-_T = TypeVar("_T")
-
 _LOOK_SECONDS_MAX = 5.0
 """Longest look: what a slow server has not sent by then is left out, and read by the next one."""
 
@@ -48,10 +44,9 @@ class RedisResidents(ResidentStore):
     """The exchanges, on a connection of their own that is made when it is needed."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self._errand = Errand(link)
         self._space = link.space
         self._nodes = link.space + b":nodes"
-        self._wire: RedisWire | None = None
 
     def publish(self, node_id: str, value: bytes) -> None:
         """As the interface says."""
@@ -59,47 +54,30 @@ class RedisResidents(ResidentStore):
             [b"SET", self._key(node_id), value, b"EX", b"%d" % LIFE_SECONDS],
             [b"SADD", self._nodes, node_id.encode()],
         ]
-        self._with_wire(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
+        self._errand.run(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
 
     def beat(self, node_id: str, *, again: bool) -> bool:
         """As the interface says."""
         commands = [[b"EXPIRE", self._key(node_id), b"%d" % LIFE_SECONDS]]
         if again:
             commands.append([b"SADD", self._nodes, node_id.encode()])
-        return self._with_wire(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))[0] == 1
+        return self._errand.run(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))[0] == 1
 
     def leave(self, node_id: str) -> None:
         """As the interface says."""
         commands = [[b"DEL", self._key(node_id)], [b"SREM", self._nodes, node_id.encode()]]
-        self._with_wire(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
+        self._errand.run(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
 
     def look(self, known: _Known) -> Seen:
         """As the interface says."""
-        return self._with_wire(lambda wire: _look(wire, self._space, known))
+        return self._errand.run(lambda wire: _look(wire, self._space, known))
 
     def _key(self, node_id: str) -> bytes:
         return _key(self._space, node_id)
 
     def close(self) -> None:
         """As the interface says."""
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
-
-    def _with_wire(self, work: Callable[[RedisWire], _T]) -> _T:
-        try:
-            if self._wire is None:
-                self._wire = self._link.connect()
-            return work(self._wire)
-        except RedisRefusedError as error:
-            self.close()  # perhaps it is no master any more
-            raise StoreAwayError(error.code.lower()) from None
-        except (RedisAwayError, InvalidConfig, OSError):
-            self.close()
-            raise StoreAwayError("away") from None
-        except BaseException:
-            self.close()
-            raise
+        self._errand.close()
 
 
 def _look(wire: RedisWire, space: bytes, known: _Known) -> Seen:
