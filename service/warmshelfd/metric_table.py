@@ -155,6 +155,13 @@ ADOPTIONS = Spec(
     {"result": (ADOPTED, *_NOT_ADOPTED)},
 )
 
+CHANGED = Spec(
+    Counter,
+    "warmshelf_segments_changed_total",
+    "Segments in memory that were found not to be as they were sealed, by how their file looks or by their CRCs. They "
+    "are given to nobody any more, and load again.",
+)
+
 # --- streams and calls ------------------------------------------------------
 
 STREAMS = Spec(Gauge, "warmshelf_streams", "Reads under way.")

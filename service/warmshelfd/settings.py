@@ -140,6 +140,9 @@ class Settings(BaseSettings):
     """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
     """How the log's lines look: `json`, `text`, or `auto`: text on a terminal, else JSON. Default: `auto`."""
+    traceable: bool = False
+    """Lets processes of the daemon's own user look into it and trace it, as debuggers and profilers do, and lets it
+    leave core dumps. They see keys and could write to segments. Off by default."""
     purge: bool = False
     """Empty the arena and exit. Only on the command line."""
 
