@@ -160,6 +160,10 @@ class Settings(BaseSettings):
     """Most changes kept for watchers that were away; who was away for longer begins anew."""
     streams_max: Count = 1024
     """Most reads that stream at once; each may have a small chunk under way."""
+    streams_per_session_max: Count = 256
+    """Most of those of one session, so that a worker whose readers stall leaves the others theirs."""
+    calls_per_connection_max: Annotated[Count, Field(le=GRPC_NUMBER_MAX)] = 1024
+    """Most calls of one connection that are answered at once; further ones wait in the client."""
     message_bytes_max: Annotated[Size, Field(le=GRPC_NUMBER_MAX)] = 1 << 20
     """Longest request; the longest that makes sense names some hundred features."""
     call_metadata_bytes_max: Annotated[Size, Field(le=GRPC_NUMBER_MAX)] = 16 << 10

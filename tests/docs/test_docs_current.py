@@ -48,7 +48,11 @@ CODE = sorted(
 
 FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
+    "CAP_SYS_ADMIN": "the kernel's",
+    "F_ADD_SEALS": "the kernel's",
     "F_SEAL_SHRINK": "the kernel's",
+    "MADV_REMOVE": "the kernel's",
+    "PUNCH_HOLE": "the kernel's",
     "SGLANG_PLUGINS": "SGLang's",
     "VLLM_PLUGINS": "vLLM's",
     "OTEL_TRACES_SAMPLER": "OpenTelemetry's",
