@@ -175,7 +175,7 @@ class Settings(BaseSettings):
     """Size of a chunk, a power of two: a block's, whose CRC is known already. 1 to 2 MiB is fastest."""
     small_chunk_bytes: ChunkSize = 64 << 10
     """Size of the chunk that every stream may always send, also when readers stall."""
-    flight_bytes_max: Size = 128 << 20
+    flight_bytes_max: Size = 64 << 20
     """Bytes of larger chunks under way over all streams: what slow readers can cost beside small chunks."""
     stall_seconds: Seconds = 60.0
     """A stream whose reader has taken nothing for so long is ended; the reader may resume."""
