@@ -7,12 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from warmshelf import (
-    _cli_bench,
-    _cli_doctor,  # noqa: F401
-    _cli_files,  # noqa: F401 - its commands are there once it is imported
-    _cli_where,
-)
+from warmshelf import _cli_bench, _cli_where
 from warmshelf import _cli_render as render
 from warmshelf._cli_alias import alias_app
 from warmshelf._cli_app import (

@@ -220,8 +220,8 @@ def _adapter_facts(adapter: AdapterInspection) -> Iterator[_Row]:
     yield "features", ", ".join(adapter.features) or "plain LoRA"
     yield "against base", adapter.base_check.value
     for verdict in adapter.engine_verdicts:
-        why = "".join(f"\n  {reason}" for reason in verdict.reasons)
-        yield f"{verdict.engine} {verdict.engine_version}", verdict.outcome.value + why
+        why = (f"  {reason}" for reason in verdict.reasons)
+        yield f"{verdict.engine} {verdict.engine_version}", (verdict.outcome.value, *why)
     yield "modules", ", ".join(adapter.module_names)
     if adapter.unmatched_module_names:
         yield "not in base", ", ".join(adapter.unmatched_module_names)

@@ -6,6 +6,7 @@ The URLs themselves are tried in ``tests/threats/test_urls.py``.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 from collections.abc import Iterator
 
@@ -96,6 +97,16 @@ def assert_untouched(trip: Trip) -> None:
             listener.accept()
 
 
+def lead(monkeypatch: pytest.MonkeyPatch, name: str, address: str) -> None:
+    """Have a name lead to an address; all others are looked up as ever."""
+    look_up = socket.getaddrinfo
+
+    def answer(host: str, port: int, **options: int) -> object:
+        return look_up(address if host == name else host, port, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+
+
 def corpus(port: int) -> list[str]:
     return [case.url for case in cases(port) if case.verdict != "allowed"]
 
@@ -119,6 +130,26 @@ def test_which_addresses_are_public() -> None:
     assert [address for address in PUBLIC if not is_public(address)] == []
 
 
+def test_no_address_inside_is_connected_to_although_the_name_that_leads_there_is_allowed(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T19: the text is allowed, the address is not."""
+    for scheme, address in itertools.product(("http", "https"), INSIDE):
+        lead(monkeypatch, "named.example", address)
+        place = f"{scheme}://named.example:{trip[0]}"
+        with pytest.raises(SourceNotAllowed, match="no public address"):
+            files_of(opener_for([place], (), QUICK), f"{place}/m/w.tensors")
+    assert_untouched(trip)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_address_inside_is_connected_to_if_the_allowed_prefix_names_it(host: str) -> None:
+    with serving() as web:
+        web.put("/m", {"w.tensors": b"x"})
+        place = web.url.replace("127.0.0.1", host)
+        assert files_of(opener_for([f"{place}/m"]), f"{place}/m/w.tensors") == {"w.tensors": 1}
+
+
 def test_no_redirect_leads_inside(trip: Trip) -> None:
     """S11, T19: from a server that may be read to every URL of the corpus."""
     with serving() as web:
@@ -133,9 +164,12 @@ def test_no_redirect_leads_inside(trip: Trip) -> None:
     assert_untouched(trip)
 
 
-def test_an_allowed_prefix_that_redirects_inside_another_is_judged_by_that_ones_settings(trip: Trip) -> None:
+def test_an_allowed_prefix_that_redirects_inside_another_is_judged_by_that_ones_settings(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead(monkeypatch, "inside.example", "127.0.0.1")
     with serving() as web:
-        inside = f"http://localhost:{trip[0]}"
+        inside = f"http://inside.example:{trip[0]}"
         web.faults.append(faults.Redirect("*", to=lambda path: inside + path))
         opener = opener_for([web.url, inside], [settings(web.url)], QUICK)
         with (
