@@ -142,7 +142,10 @@ def where(
 ) -> None:
     """Show on which nodes of the fleet artifacts are resident."""
     with daemon(context, address) as shelf:
-        _cli_where.show(shelf.list_residency(artifact_id), output_of(context, output))
+        found = shelf.list_residency(artifact_id)
+        if artifact_id and not found.residents:
+            shelf.where(artifact_id)  # says so if it is not known at all
+        _cli_where.show(found, output_of(context, output))
 
 
 @app.command()

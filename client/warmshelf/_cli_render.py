@@ -242,6 +242,8 @@ def _change_line(change: Change) -> str:
     artifact = change.artifact
     if change.alias is not None:
         return _shown(f"{change.sequence:<16}  {'alias':<12}  {change.alias.name} -> {change.artifact_id}")
+    if change.kind is ChangeKind.ALIAS_REMOVED:
+        return _shown(f"{change.sequence:<16}  {'alias':<12}  {change.artifact_id} -> nothing")
     state = artifact.state.value if artifact else ""
     generation = str(artifact.generation) if artifact else ""
     line = f"{change.sequence:<16}  {change.kind.value:<12}  {state:<10}  {generation:<10}  {change.artifact_id}"

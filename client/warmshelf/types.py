@@ -306,6 +306,7 @@ class ChangeKind(StrEnum):
     COMPLETE = "complete"
     STARTED_OVER = "started_over"
     ALIAS = "alias"
+    ALIAS_REMOVED = "alias_removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,14 +314,14 @@ class Change:
     """What a watch tells of the artifacts known.
 
     CHANGED: one is new or another than before. REMOVED: one is forgotten. COMPLETE: all that are
-    known have been told. ALIAS: one is new or was moved.
+    known have been told. ALIAS: one is new or was moved. ALIAS_REMOVED: one is forgotten.
     STARTED_OVER: changes were missed; forget all that was told, it comes anew.
 
     Attributes:
         sequence: the number to go on after; 0 before a COMPLETE.
         kind: what is told.
         artifact: for CHANGED, as it was when it was told.
-        artifact_id: for CHANGED, REMOVED and, as what it means now, ALIAS.
+        artifact_id: for CHANGED, REMOVED and, as what it means now, ALIAS; the alias for ALIAS_REMOVED.
         alias: for ALIAS.
     """
 

@@ -38,6 +38,7 @@ from warmshelfd.opening import open_spool
 from warmshelfd.operating import Operating
 from warmshelfd.parts import (
     admission_of,
+    claims_of,
     flight_of,
     lease_table_of,
     load_threads_of,
@@ -94,7 +95,8 @@ class Daemon:
         registry = registry_of(settings, self.metrics)
         self._residency_map = residency_map_of(settings, catalog, self.metrics)
         neighbours = neighbours_of(settings, self._residency_map, self.metrics)
-        loader = Loader(self._sources, residency, registry, load_threads_of(settings), neighbours)
+        self._claims = claims_of(settings, self._residency_map, neighbours, self.metrics)
+        loader = Loader(self._sources, residency, registry, load_threads_of(settings), neighbours, self._claims)
         self._shelf = Shelf(
             catalog=catalog,
             leases=leases,
@@ -179,6 +181,7 @@ class Daemon:
             await asyncio.wait(background)
             await examining.close()
             await servers.stop(_STOP_GRACE_SECONDS)
+            await self._claims.close()
             await self._residency_map.close()
             await self._pushing.stop()
             await warmth.save(is_last=True)
