@@ -15,6 +15,7 @@ from warmshelfd.logs import set_up_log
 from warmshelfd.memory.allocator import tune_allocator
 from warmshelfd.memory.arena import Arena
 from warmshelfd.privacy import keep_private
+from warmshelfd.tenancies import purge
 
 _log = logging.getLogger("warmshelfd")
 
@@ -40,7 +41,7 @@ def _run() -> None:
     _allow_open_files()
     arena = Arena.open(settings.arena, settings.budget, settings.pin, settings.reserve_bytes)
     if settings.purge:
-        print(f"removed {arena.purge()} segments from {arena.directory}")
+        print(f"removed {purge(arena)} segments from {arena.directory}")
         arena.close()
         return
     daemon = Daemon(settings, arena)

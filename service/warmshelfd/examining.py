@@ -62,7 +62,7 @@ class Examining:
 
     async def _ask(self) -> None:
         where = ("--address", self._address, "--arena", self._arena.directory)
-        more = ("--budget", str(self._arena.budget_bytes), "--output", "json")
+        more = ("--budget", str(self._arena.whole_budget_bytes), "--output", "json")
         command = (sys.executable, "-m", "warmshelf.cli", "doctor", *where, *more)
         pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         environ = passed_on(os.environ)

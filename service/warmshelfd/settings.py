@@ -20,7 +20,7 @@ from warmshelf._security import PLAIN, Security, Tls
 from warmshelfd.certificates import CertificateFiles
 from warmshelfd.domain.roles import Role
 from warmshelfd.formats.base import FormatLimits
-from warmshelfd.identities import IdentitySettings
+from warmshelfd.identities import ANY_TENANT, IdentitySettings
 from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import (
@@ -53,6 +53,7 @@ from warmshelfd.sources.breaker import BreakerLimits
 from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.settings import Secret, SourceSettings
 from warmshelfd.spool.place import check_directory
+from warmshelfd.tenant_settings import TenantSettings, check_tenants
 
 _FORMAT = FormatLimits()
 _TIME = TimeLimits()
@@ -83,6 +84,8 @@ class Settings(BaseSettings):
     Any of `reader`, `registrar`, `operator`. Default: `operator`, which is everything."""
     identity: tuple[IdentitySettings, ...] = ()
     """Who callers are; tables `[[identity]]`, only in the file."""
+    tenant: tuple[TenantSettings, ...] = ()
+    """Whose artifacts are kept apart, and what memory each has; tables `[[tenant]]`, only in the file."""
     credentials_seconds: Seconds = 2.0
     """How often certificates, keys and tokens are read again. A new token counts by then, a certificate at the
     look after."""
@@ -310,6 +313,7 @@ class Settings(BaseSettings):
             raise ValueError("there is a registry_username and no registry_password")
         if len(set(self.listen)) < len(self.listen):
             raise ValueError("listen has an address twice")
+        check_tenants(self.tenant, {row.tenant for row in self.identity} - {None, ANY_TENANT})
         return self
 
     @model_validator(mode="after")

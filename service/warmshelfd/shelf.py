@@ -33,7 +33,8 @@ from warmshelfd.pools import executor
 from warmshelfd.records import to_artifact, to_entry
 from warmshelfd.registering import Registering, RegisterOptions
 from warmshelfd.registry.base import Registry
-from warmshelfd.residency import Residency, Waiters
+from warmshelfd.residency import Residency
+from warmshelfd.shelved import Waiters
 from warmshelfd.tracing import NO_TRACING, Tracing
 
 _log = logging.getLogger(__name__)

@@ -137,7 +137,15 @@ def test_every_setting_but_purge_can_be_given_in_the_environment_and_in_the_file
     special |= {"advertise": "10.0.0.1", "neighbours": "10.0.0.0/8", "trace_endpoint": "http://localhost:4318"}
     sizes = {"chunk_bytes": "128KiB", "small_chunk_bytes": "64KiB", "flight_bytes_max": "1GiB", "adapter_floor": "3%"}
     sizes |= {"message_bytes_max": "64KiB"}
-    elsewhere = {"purge", "source", "identity", "listen_cert_file", "listen_key_file", "listen_client_ca_file"}
+    elsewhere = {
+        "purge",
+        "source",
+        "identity",
+        "tenant",
+        "listen_cert_file",
+        "listen_key_file",
+        "listen_client_ca_file",
+    }
     values = {name: (special | sizes).get(name, "77") for name in Settings.model_fields if name not in elsewhere}
     file.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()))
     by_file = told("--config", str(file))

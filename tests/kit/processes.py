@@ -36,6 +36,7 @@ class Daemon:
         self.ready_line = ""  # or what the log said of the places when the daemon listened
         self._log_bytes = 0  # of earlier lives
         self.tcp_address = "127.0.0.1:0"  # once started, the same again
+        self.tenants: tuple[str, ...] = ()  # those that it has been told of, each with a directory in the arena
 
     @property
     def address(self) -> str:
@@ -144,8 +145,11 @@ class Daemon:
         return sum(sizes.values())
 
     def leftovers(self) -> list[str]:
-        """Everything in the arena but sealed segments and the lock."""
-        return sorted(p.name for p in self.arena.iterdir() if p.name not in {*self.segments(), "arena.lock"})
+        """Everything in the arena, and in those of tenants, but sealed segments and the lock."""
+        found = [path for path in self.arena.iterdir() if path.name not in self.tenants]
+        found += [path for tenant in self.tenants for path in self.arena.glob(f"{tenant}/*")]
+        known = re.compile(r"[0-9a-f]{32}|arena\.lock")
+        return sorted(path.name for path in found if not known.fullmatch(path.name))
 
     def check(self) -> None:
         """What must hold whenever nothing is under way: no half-loaded file, no bug in the log."""
