@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from soak.plan import WARM_UP
@@ -50,9 +50,9 @@ def slope(points: Sequence[Point]) -> float:
 
 
 def drift(values: Sequence[float]) -> float:
-    """Return by how much the last half's largest is above the first half's largest."""
+    """Return by how much the last half's middle is above the first half's: what stays, and not what comes and goes."""
     half = len(values) // 2
-    return max(values[half:], default=0) - max(values[:half], default=0)
+    return median_low(values[half:]) - median_low(values[:half]) if half else 0.0
 
 
 def after_warm_up(seen: Seen, seconds: float) -> list[Mapping[str, Any]]:
@@ -62,9 +62,7 @@ def after_warm_up(seen: Seen, seconds: float) -> list[Mapping[str, Any]]:
 
 def rss_points(seen: Seen, node: str) -> list[Point]:
     """Return hours and MiB."""
-    return [
-        (one["at_seconds"] / 3600, one["nodes"][node]["rss_kib"] / 1024) for one in seen if node in one["nodes"]
-    ]
+    return [(one["at_seconds"] / 3600, one["nodes"][node]["rss_kib"] / 1024) for one in seen if node in one["nodes"]]
 
 
 def rss_by_age(samples: Seen, seconds: float) -> float:
@@ -83,13 +81,15 @@ def judge(seconds: float, samples: Seen, checkpoints: Seen, shown_seconds: Seque
     """Return all that must hold."""
     samples, quiet = after_warm_up(samples, seconds), after_warm_up(checkpoints, seconds)
     last = checkpoints[-1]
-    refused: Counter[str] = sum((Counter(one["refused"]) for name, one in last["told"].items() if "steady" in name), Counter())
+    refused: Counter[str] = sum(
+        (Counter(one["refused"]) for name, one in last["told"].items() if "steady" in name), Counter()
+    )
     return [
         Verdict("faults at checkpoints", sum(len(one["faults"]) for one in checkpoints), 0),
         Verdict("wrong bytes, and errors that no worker may see", len(last["wrong"]), 0),
         Verdict("calls refused by the daemon that is never killed", refused.total(), 0),
         *_growth(seconds, quiet),
-        Verdict("RSS of the daemon that is killed, at equal ages, second half above first", rss_by_age(samples, seconds), RSS_BY_AGE_MIB_MAX, "MiB"),
+        _by_age(seconds, samples),
         *(_drift(quiet, what, key) for what, key in _COUNTED.items()),
         *(Verdict(f"{key} at checkpoints", max(_of(checkpoints, key)), 0) for key in ("leases", "sessions")),
         Verdict("files that a process of the load has open, last half above first", _parts_drift(quiet, "fds"), 0),
@@ -109,6 +109,16 @@ def _growth(seconds: float, quiet: Seen) -> list[Verdict]:
         return [Verdict("RSS of the daemon that is never killed", slope(points), RSS_MIB_AN_HOUR_MAX, "MiB/h")]
     sizes = [size for _, size in points]
     return [Verdict("RSS of the daemon that is never killed: growth", drift(sizes), RSS_GROWTH_MIB_MAX, "MiB")]
+
+
+def _by_age(seconds: float, samples: Seen) -> Verdict:
+    limit = RSS_BY_AGE_MIB_MAX if seconds >= SLOPE_SECONDS_MIN else RSS_GROWTH_MIB_MAX
+    return Verdict(
+        "RSS of the daemon that is killed: last half above first at equal ages",
+        rss_by_age(samples, seconds),
+        limit,
+        "MiB",
+    )
 
 
 def _drift(quiet: Seen, what: str, key: str) -> Verdict:

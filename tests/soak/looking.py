@@ -50,7 +50,11 @@ def sample(stage: Stage, begun: float) -> dict[str, Any]:
                 "age_seconds": round(time.monotonic() - stage.started[name], 1),
                 **kernel_of(node),
                 **_page(node),
-                **{f"{kind}_{key}": told[f"{name} {kind}"].get(key) for kind in ("mapped", "streamed") for key in _TIMES},
+                **{
+                    f"{kind}_{key}": told[f"{name} {kind}"].get(key)
+                    for kind in ("mapped", "streamed")
+                    for key in _TIMES
+                },
             }
     return {"at_seconds": round(time.monotonic() - begun, 1), "outage": stage.outage, "nodes": nodes}
 
@@ -88,7 +92,9 @@ def checkpoint(stage: Stage, begun: float) -> dict[str, Any]:
         "wrong": wrong,
         "nodes": {name: seen for name, (seen, _) in looks.items()},
         "redis": redis,
-        "told": {name: {"counts": one["counts"], "refused": one["refused"], "own": one["own"]} for name, one in told.items()},
+        "told": {
+            name: {"counts": one["counts"], "refused": one["refused"], "own": one["own"]} for name, one in told.items()
+        },
     }
 
 
@@ -119,7 +125,9 @@ def _unrest(node: Node, must: set[str], back: set[str]) -> Iterator[str]:
             yield f"{artifact_id} is there"
     if lost := must - known.keys():
         yield f"{len(lost)} registrations lost, such as {min(lost)}"
-    if untold := [one.artifact_id for one in known.values() if not one.sync or one.sync.state is not SyncState.PUBLISHED]:
+    if untold := [
+        one.artifact_id for one in known.values() if not one.sync or one.sync.state is not SyncState.PUBLISHED
+    ]:
         yield f"{len(untold)} registrations not published, such as {untold[0]}"
     page = _page(node)
     if page["leases"] or page["sessions"]:

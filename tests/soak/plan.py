@@ -66,7 +66,9 @@ class Plan:
 
     def _spread(self, name: str, count: int) -> Iterator[tuple[float, str]]:
         """Yield even distances; each name is shifted a little, so that not all happens at the same moments."""
-        shift = Fraction(1 + sorted(("daemon_kills", "redis_outages", "rotations", "sample", "checkpoint")).index(name), 6)
+        shift = Fraction(
+            1 + sorted(("daemon_kills", "redis_outages", "rotations", "sample", "checkpoint")).index(name), 6
+        )
         yield from ((float((number + shift) / count) * self.seconds, name) for number in range(count))
 
 

@@ -115,7 +115,9 @@ def facts_of(seen: Seen, plan: Plan, seed: int, note: str) -> dict[str, Any]:
         "brought_back": sum(one["brought_back"] for one in seen.checkpoints),
         "faults": sum(len(one["faults"]) + len(one["wrong"]) for one in seen.checkpoints),
         "verdicts": rows_of(verdicts),
-        "checkpoints": [{key: one[key] for key in ("at_seconds", "nodes", "redis", "faults", "wrong")} for one in seen.checkpoints],
+        "checkpoints": [
+            {key: one[key] for key in ("at_seconds", "nodes", "redis", "faults", "wrong")} for one in seen.checkpoints
+        ],
         "samples": _thinned(seen.samples),
     }
 

@@ -26,6 +26,14 @@ from soak.truth import BUDGET, COLD, EVERY, HOT, source_of
 
 NAMES = ("steady", "mortal")
 SUBJECT = "spiffe://cluster/worker"
+CONFIG = f"""
+credentials_seconds = 0.5
+change_count_max = 5000  # full before the warm-up is over: by default it grows for the first 100,000 changes
+[[identity]]
+name = "worker"
+subject = "uri:{SUBJECT}"
+roles = ["reader"]
+"""
 SHOWN_SECONDS_MAX = 5.0
 """Until a new connection is shown a renewed certificate."""
 
@@ -71,8 +79,7 @@ class Stage:
     def _node(self, name: str) -> Node:
         node = self.fleet.node(begin=False)
         config = self.root / "warmshelfd.toml"
-        subject = f'subject = "uri:{SUBJECT}"'
-        config.write_text("\n".join(["credentials_seconds = 0.5", "[[identity]]", 'name = "w"', subject, 'roles = ["reader"]']))
+        config.write_text(CONFIG)
         files = {"cert": "daemon.pem", "key": "daemon.key", "client-ca": "ca.pem"}
         tls = [word for option, file in files.items() for word in (f"--listen-{option}-file", f"{self.root}/{file}")]
         node.options = ("--budget", BUDGET, "--pin", "off", "--config", str(config), "--node-name", name, *HTTP, *tls)
@@ -94,7 +101,9 @@ class Stage:
         }
         for kind, (address, each, more) in kinds.items():
             code = "from soak.parts import main; main()"
-            self.parts[f"{name} {kind}"] = Worker(code, kind, address, str(each), str(self.chance.getrandbits(32)), *more)
+            self.parts[f"{name} {kind}"] = Worker(
+                code, kind, address, str(each), str(self.chance.getrandbits(32)), *more
+            )
 
     def close(self) -> None:
         """End the load; the fleet ends its daemons."""
@@ -168,7 +177,10 @@ class Stage:
         context.load_cert_chain(self.root / "worker.pem", self.root / "worker.key")
         context.set_alpn_protocols(["h2"])
         host, _, port = node.tcp_address.rpartition(":")
-        with socket.create_connection((host, int(port)), 5) as raw, context.wrap_socket(raw, server_hostname="localhost") as it:
+        with (
+            socket.create_connection((host, int(port)), 5) as raw,
+            context.wrap_socket(raw, server_hostname="localhost") as it,
+        ):
             return it.getpeercert(binary_form=True)
 
 

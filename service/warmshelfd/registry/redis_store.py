@@ -215,12 +215,10 @@ class RedisStore:
 
     def forget_removals(self, wire: RedisWire, found: Iterable[Shared]) -> None:
         """Drop removals that are remembered for long enough; what became of them meanwhile stays."""
-        ids = [one.artifact_id.encode("ascii") for one in found if one.registration is None and one.alias is None]
-        for field in ids:
+        for field in (one.artifact_id.encode("ascii") for one in found if _is_forgettable(one.removed_seconds)):
             exchange(wire, [[b"WATCH", REGISTRATIONS]], 0)
             (value,) = exchange(wire, [[b"HGET", REGISTRATIONS, field]], VALUE_BYTES_MAX)
-            removed = removed_at(value) if isinstance(value, bytes) else None
-            if removed is None or removed + REMOVED_KEPT_SECONDS > time.time():
+            if not _is_forgettable(removed_at(value) if isinstance(value, bytes) else None):
                 exchange(wire, [[b"UNWATCH"]], 0)
             else:
                 exchange(wire, [[b"MULTI"], [b"HDEL", REGISTRATIONS, field], [b"EXEC"]], 64)
@@ -255,6 +253,10 @@ class RedisStore:
             raise done[-1]  # not the stream's fault: nothing was written
         self._on_bad()
         exchange(wire, [[b"DEL", CHANGES]], 64)
+
+
+def _is_forgettable(removed_seconds: int | None) -> bool:
+    return removed_seconds is not None and removed_seconds + REMOVED_KEPT_SECONDS <= time.time()
 
 
 def _went_back(head: int, newest: int) -> bool:
