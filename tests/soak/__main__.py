@@ -33,9 +33,7 @@ def main() -> int:
         seen = run(stage)
     facts = facts_of(seen, plan, asked.seed, asked.note)
     for row in facts["verdicts"]:
-        print(
-            f"{'good' if row['is_good'] else 'BAD ':4} {row['what']}: {row['found']:g} of {row['limit']:g} {row['unit']}"
-        )
+        print("good" if row["is_good"] else "BAD", f"{row['what']}: {row['found']:g} of {row['limit']:g} {row['unit']}")
     if asked.out:
         write_evidence(asked.out, facts)
     if asked.figure:

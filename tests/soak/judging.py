@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from statistics import median, median_low
@@ -15,11 +15,12 @@ Point = tuple[float, float]
 Seen = Sequence[Mapping[str, Any]]
 
 RSS_MIB_AN_HOUR_MAX = 1.0
-SLOPE_SECONDS_MIN = 1200.0
-"""Of a shorter run, a slope is noise: there only the whole growth is bounded."""
-
-RSS_GROWTH_MIB_MAX = 12.0
 RSS_BY_AGE_MIB_MAX = 1.0
+LONG_SECONDS = 1200.0
+"""A shorter run is over before pools are full and the allocator has found its size: it has some slack."""
+
+SHORT_RSS_MIB_MAX = 12.0
+SHORT_COUNT_MAX = 6
 AGE_SECONDS = 4.0
 """Daemons whose ages differ by less are of one age."""
 
@@ -65,12 +66,13 @@ def rss_points(seen: Seen, node: str) -> list[Point]:
     return [(one["at_seconds"] / 3600, one["nodes"][node]["rss_kib"] / 1024) for one in seen if node in one["nodes"]]
 
 
-def rss_by_age(samples: Seen, seconds: float) -> float:
-    """Return the most by which daemons of an age were larger in the run's second half than in its first, in MiB."""
+def rss_by_age(samples: Seen, quiet: Seen) -> float:
+    """Return by how much daemons of an age were larger in the second half than in the first, in MiB."""
+    middle = median([one["at_seconds"] for one in quiet])
     halves: tuple[dict[int, list[float]], ...] = ({}, {})
     for one in samples:
         if mortal := one["nodes"].get("mortal"):
-            by_age = halves[one["at_seconds"] > (1 + WARM_UP) / 2 * seconds]
+            by_age = halves[one["at_seconds"] > middle]
             by_age.setdefault(int(mortal["age_seconds"] / AGE_SECONDS), []).append(mortal["rss_kib"] / 1024)
     first, second = halves
     both = [age for age in first if age in second and min(len(first[age]), len(second[age])) >= 3]
@@ -88,49 +90,33 @@ def judge(seconds: float, samples: Seen, checkpoints: Seen, shown_seconds: Seque
         Verdict("faults at checkpoints", sum(len(one["faults"]) for one in checkpoints), 0),
         Verdict("wrong bytes, and errors that no worker may see", len(last["wrong"]), 0),
         Verdict("calls refused by the daemon that is never killed", refused.total(), 0),
-        *_growth(seconds, quiet),
-        _by_age(seconds, samples),
-        *(_drift(quiet, what, key) for what, key in _COUNTED.items()),
         *(Verdict(f"{key} at checkpoints", max(_of(checkpoints, key)), 0) for key in ("leases", "sessions")),
-        Verdict("files that a process of the load has open, last half above first", _parts_drift(quiet, "fds"), 0),
+        *_drifts(samples, quiet, is_long=seconds >= LONG_SECONDS),
         Verdict("until a renewed certificate is shown", max(shown_seconds, default=0.0), SHOWN_SECONDS_MAX, "s"),
-    ]  # fmt: skip
+    ]
 
 
-_COUNTED = {
-    "files open beside segments, of the daemon that is never killed": "fds",
-    "threads": "threads",
-}
-
-
-def _growth(seconds: float, quiet: Seen) -> list[Verdict]:
+def _drifts(samples: Seen, quiet: Seen, *, is_long: bool) -> Iterator[Verdict]:
+    """Yield what grew: of the last half above the first half, but the slope."""
     points = rss_points(quiet, "steady")
-    if seconds >= SLOPE_SECONDS_MIN:
-        return [Verdict("RSS of the daemon that is never killed", slope(points), RSS_MIB_AN_HOUR_MAX, "MiB/h")]
-    sizes = [size for _, size in points]
-    return [Verdict("RSS of the daemon that is never killed: growth", drift(sizes), RSS_GROWTH_MIB_MAX, "MiB")]
-
-
-def _by_age(seconds: float, samples: Seen) -> Verdict:
-    limit = RSS_BY_AGE_MIB_MAX if seconds >= SLOPE_SECONDS_MIN else RSS_GROWTH_MIB_MAX
-    return Verdict(
-        "RSS of the daemon that is killed: last half above first at equal ages",
-        rss_by_age(samples, seconds),
-        limit,
-        "MiB",
-    )
-
-
-def _drift(quiet: Seen, what: str, key: str) -> Verdict:
-    return Verdict(f"{what}: last half above first", drift([one["nodes"]["steady"][key] for one in quiet]), 0)
+    if is_long:
+        yield Verdict("RSS of the daemon that is never killed", slope(points), RSS_MIB_AN_HOUR_MAX, "MiB/h")
+    else:
+        yield Verdict("RSS of the daemon that is never killed", drift([y for _, y in points]), SHORT_RSS_MIB_MAX, "MiB")
+    by_age = RSS_BY_AGE_MIB_MAX if is_long else SHORT_RSS_MIB_MAX
+    yield Verdict("RSS of the daemon that is killed, at equal ages", rss_by_age(samples, quiet), by_age, "MiB")
+    counted = {
+        "files it has open beside segments": [one["nodes"]["steady"]["fds"] for one in quiet],
+        "its threads": [one["nodes"]["steady"]["threads"] for one in quiet],
+    }
+    for what, values in counted.items():
+        yield Verdict(what, drift(values), 0 if is_long else SHORT_COUNT_MAX)
+    found = max(drift([one["told"][name]["own"]["fds"] for one in quiet]) for name in quiet[0]["told"])
+    yield Verdict("files that a process of the load has open", found, 0 if is_long else SHORT_COUNT_MAX)
 
 
 def _of(seen: Seen, key: str) -> list[float]:
     return [node[key] for one in seen for node in one["nodes"].values()]
-
-
-def _parts_drift(quiet: Seen, key: str) -> float:
-    return max(drift([one["told"][name]["own"][key] for one in quiet]) for name in quiet[0]["told"])
 
 
 def rows_of(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ WARM_UP = 0.15
 """Of a run: caches fill, pools of threads grow, the allocator finds its size. What is judged comes after it."""
 
 CHECKPOINT_SECONDS = 120.0
-CHECKPOINT_COUNT_MIN = 6
+CHECKPOINT_COUNT_MIN = 4
 SAMPLE_SECONDS = 5.0
-SAMPLE_COUNT_MIN = 20
+SAMPLE_COUNT_MIN = 8
 
 
 @dataclass(frozen=True)

@@ -81,9 +81,15 @@ class _Run:
         self._stage.end_outage()
         self.seen.checkpoints.append(it := checkpoint(self._stage, self._begun))
         counts = _totals(it["told"])
-        text = f"{counts['acquires']:,} acquires, {counts['registrations']:,} registrations, {self.seen.done['daemon_kills']} kills"
+        text = f"{counts['acquires']:,} acquires, {counts['registrations']:,} registrations"
         rss = {name: node["rss_kib"] >> 10 for name, node in it["nodes"].items()}
-        print(f"{it['at_seconds']:.0f} s: {text}; RSS {rss} MiB", *it["faults"], *it["wrong"], sep="\n  ", flush=True)
+        print(
+            f"{it['at_seconds']:.0f} s: {text}, {self.seen.done['daemon_kills']} kills; RSS {rss} MiB",
+            *it["faults"],
+            *it["wrong"],
+            sep="\n  ",
+            flush=True,
+        )
 
 
 def run(stage: Stage) -> Seen:
