@@ -4,7 +4,7 @@
 PYTHON ?= python3
 PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 PACKAGES := client service
-CODE := $(PACKAGES) tests benchmarks examples scripts/docs_pages.py scripts/house scripts/image-test scripts/render-manifests \
+CODE := $(PACKAGES) tests benchmarks examples scripts/docs_pages.py scripts/house scripts/image-test scripts/lock scripts/render-manifests \
 	deploy/mixin
 ARGS ?=
 
