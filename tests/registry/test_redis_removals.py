@@ -1,4 +1,4 @@
-"""What a node remembers of IDs that are removed, and what it asks about them: next to nothing, however many there are."""
+"""What a node remembers of IDs that are removed, and asks about them: nothing, however many there are."""
 
 from __future__ import annotations
 
