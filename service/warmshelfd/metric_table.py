@@ -203,6 +203,14 @@ NEIGHBOUR_LOADS = Spec(
     "dead, slow, sent something else (lied), is at an address that is not allowed, or this node failed.",
     {"outcome": ("ok", "busy", "gone", "dead", "slow", "lied", "not_allowed", "failed")},
 )
+SOURCE_TURNS = Spec(
+    Counter,
+    "warmshelf_source_turns_total",
+    "Loads that were about to read what other nodes may want too, by what they found: nobody else (first), another "
+    "node that was waited for (waited), one that came no further (given_up), or no shared registry to ask (away). "
+    "Who waited and then reads the source itself is counted twice.",
+    {"outcome": ("first", "waited", "given_up", "away")},
+)
 NEIGHBOUR_UPLOADS = Spec(
     Counter,
     "warmshelf_neighbour_uploads_total",

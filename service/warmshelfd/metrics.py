@@ -55,6 +55,7 @@ from warmshelfd.metric_table import (
     ROOM_WAITS,
     SEGMENTS,
     SESSIONS,
+    SOURCE_TURNS,
     SPECS,
     STARTED,
     STREAMED,
@@ -188,6 +189,10 @@ class Metrics:
     def neighbour(self, outcome: str, count: int = 1) -> None:
         """Count how taking a load from another node went."""
         self._of(NEIGHBOUR_LOADS, outcome).inc(count)
+
+    def source_turn(self, outcome: str) -> None:
+        """Count what a load found that was about to read a source."""
+        self._of(SOURCE_TURNS, outcome).inc()
 
     def upload(self, outcome: str) -> None:
         """Count a load of another node from this one."""

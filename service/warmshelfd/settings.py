@@ -109,7 +109,8 @@ class Settings(BaseSettings):
     node_name: Annotated[str, AfterValidator(check_name)] | None = None
     """What other nodes and routers are told that this node is called. Default: the host's name."""
     node_zone: Annotated[str, AfterValidator(check_name)] | None = None
-    """Where they are told that it is, such as a rack or a zone. Default: nothing."""
+    """Where they are told that it is, such as a rack or a zone; of neighbours, those of the same come first.
+    Default: nothing."""
     advertise: Annotated[Advertised, BeforeValidator(parse_advertised)] | None = None
     """`IP` or `IP:PORT` at which they are told to reach it; without a port, that of the first TCP
     address listened on which has this IP, or every one. Default: nothing."""
@@ -234,6 +235,9 @@ class Settings(BaseSettings):
     """What each of the four reads of a load from another node must bring on average, or the source is taken."""
     neighbour_wait_seconds: Seconds = 5.0
     """How long a load waits for a node that is not busy, before it takes the source."""
+    neighbour_claim_seconds: Seconds = 10.0
+    """How long another node that reads a source may come no further, before a load that waits for it reads the source
+    too; some connections to a source are silent for seconds."""
 
     # --- limits: pushes -----------------------------------------------------
 

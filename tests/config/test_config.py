@@ -198,6 +198,7 @@ def test_settings_do_not_change() -> None:
         (["--listen", "localhost:1", "localhost:1"], ["address twice"]),
         (["--listen", "unix:///" + "x" * 107], ["108 bytes, at most 107"]),
         (["--allow-source", "models"], ["--allow-source", "models", "absolute path"]),
+        (["--allow-source", "ftp://x/y"], ["--allow-source", "ftp://x/y", "no source of scheme 'ftp'", "https"]),
         (["--arena", ""], ["--arena", "directory"]),
         (["--registry", "sqlite://host/x"], ["--registry", "absolute"]),
         (["--budgte", "1GiB"], ["--budgte"]),
@@ -355,6 +356,24 @@ def test_what_is_said_of_remote_sources_stands_in_the_file_and_names_secrets_onl
         told("--config", str(file))
     assert "CANARY" not in str(caught.value)
     assert "env:NAME" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ('[[source]]\nprefx = "s3://models"', ["source in", "'prefx' is no key", "'prefix'"]),
+        ('[[source]]\nprefix = "s3://models"\nregionn = "x"', ["'regionn' is no key", "'region'"]),
+        ('[[identity]]\nname = "x"\nrole = ["reader"]', ["identity in", "'role' is no key", "'roles'"]),
+        ('[[source]]\nregion = "x"', ["source in", "prefix: Field required"]),
+        ('[[source]]\nprefix = "https://a/"\nheaders = { X = "canary" }', ["headers.X: a secret is named as env:NAME"]),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named_with_the_nearest_key(file: Path, table: str, words: list[str]) -> None:
+    file.write_text(table)
+    with pytest.raises(InvalidConfig) as caught:
+        told("--config", str(file))
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
