@@ -4,11 +4,11 @@
 PYTHON ?= python3
 PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 PACKAGES := client service
-CODE := $(PACKAGES) tests benchmarks examples scripts/docs_pages.py scripts/house scripts/image-test scripts/render-manifests \
+CODE := $(PACKAGES) tests benchmarks examples scripts/docs_pages.py scripts/house scripts/image-test scripts/lock scripts/render-manifests \
 	deploy/mixin
 ARGS ?=
 
-.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long kill-loop zoo manifests mixin image-test docs dist bench \
+.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long soak kill-loop zoo manifests mixin image-test docs dist bench \
 	bench-vllm demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
@@ -109,7 +109,10 @@ fuzz: install ## Fuzz every reader of what strangers write, a minute each; ARGS=
 	@PYTHONPATH=tests .venv/bin/python -m fuzz --seconds $(FUZZ_SECONDS) --corpus .fuzz $(ARGS)
 
 fuzz-long: ## The same, half an hour each; what was learnt is kept in .fuzz
-	@$(MAKE) fuzz FUZZ_SECONDS=1800
+	@$(MAKE) fuzz FUZZ_SECONDS=1800 ARGS="--out evidence/fuzz.json $(ARGS)"
+
+soak: install ## A week of a fleet's life in two hours: load, kills, outages; ARGS="--minutes 30" a quarter of it
+	@PYTHONPATH=tests .venv/bin/python -m soak --out evidence/soak.json --figure docs/figures/soak.png $(ARGS)
 
 kill-loop: install ## Kill the daemon fifty times at every failpoint while workers use it; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m killing --out evidence/kill-loop.json $(ARGS)

@@ -156,6 +156,8 @@ GENERATED: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/evidence.md", "runs"): evidence_text.runs,
     ("docs/evidence.md", "kills"): evidence_text.kills,
     ("docs/evidence.md", "zoo"): evidence_text.zoo,
+    ("docs/evidence.md", "soak"): evidence_text.soaking,
+    ("docs/evidence.md", "fuzz"): evidence_text.fuzzing,
     ("docs/concepts.md", "life"): life,
     ("docs/concepts.md", "calls"): doc_parts.calls,
     ("docs/config.md", "settings"): doc_parts.settings,
