@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -169,11 +169,11 @@ def _of_proc(pid: int, file: str, key: str) -> int:
 class Worker:
     """A worker process that runs a few lines of Python and can be told to go on."""
 
-    def __init__(self, code: str, *arguments: str) -> None:
+    def __init__(self, code: str, *arguments: str, prefix: Sequence[str] = ()) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in ``end``
         self.noise = ""  # what it wrote to its standard error, once it has ended
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
+            [*prefix, sys.executable, "-c", code, *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
