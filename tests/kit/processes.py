@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,12 +67,13 @@ class Daemon:
             environ["WARMSHELF_FAILPOINTS"] = failpoints
         with self.log.open("ab") as log:
             self._log_bytes = log.tell()
-            self.process = subprocess.Popen(
-                self.command(*options), stdout=subprocess.PIPE, stderr=log, text=True, env=environ, cwd=self.root
-            )
+            self.process = self._launch(self.command(*options), environ, log)
         if wait:
             self.wait_ready()
         return self
+
+    def _launch(self, command: list[str], environ: Mapping[str, str], log: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ, cwd=self.root)
 
     def wait_ready(self) -> None:
         assert self.process is not None
