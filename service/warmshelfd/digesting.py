@@ -6,7 +6,6 @@ Blocking: called in threads. Knows the encoding of warmshelf.digest, no catalog.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
@@ -17,6 +16,7 @@ from warmshelf.digest import combine
 from warmshelf.errors import DigestMismatch, LoadCancelled, UnsupportedFormat
 from warmshelf.layout import TensorSpec
 from warmshelfd.formats.base import Check, Inspected
+from warmshelfd.hot_sums import TensorHashes
 from warmshelfd.sources.base import OpenSource
 
 _STEP_BYTES = 4 << 20
@@ -32,27 +32,6 @@ Part: TypeAlias = bytes | memoryview
 
 ReadRange: TypeAlias = Callable[[int, int], Part]
 """Gives the bytes of a segment from one offset to another."""
-
-
-class TensorHashes:
-    """The hashes of a segment's small tensors, each taken while its bytes are in the processor's cache.
-
-    By place: tied names share one, and it is hashed once. May be used by several threads, each for other ranges.
-    """
-
-    def __init__(self, tensors: Sequence[TensorSpec]) -> None:
-        self._places = sorted({(spec.offset_bytes, spec.end_bytes) for spec in tensors})
-        self.known: dict[tuple[int, int], bytes] = {}
-
-    def take(self, view: memoryview, start: int, end: int) -> None:
-        """Hash what lies wholly in a range of the segment that is filled."""
-        for at in range(bisect_left(self._places, (start, 0)), len(self._places)):
-            first, last = place = self._places[at]
-            if first >= end:
-                return
-            if last <= end:
-                with view[first:last] as data:
-                    self.known[place] = blake3.blake3(data).digest()
 
 
 def content_digest(
@@ -156,35 +135,22 @@ def one_file_digest(source: OpenSource, names: Sequence[str], cancelled: Cancell
     return file_digest(source, names[0], source.files()[names[0]], cancelled)
 
 
-def by_crc32(check: Check, parts: Iterable[Part]) -> None:
-    """Compare the CRC32, at memory speed."""
-    check.check_crc32(parts)
-
-
-def by_sha256(check: Check, parts: Iterable[Part]) -> None:
-    """Compare the SHA-256, several times slower than reading."""
-    check.check_sha256(parts)
-
-
-def check_hashes(
-    checks: Iterable[Check],
-    tensors: Sequence[TensorSpec],
-    read: ReadRange,
-    check: Callable[[Check, Iterable[Part]], None],
-    cancelled: Cancelled,
-    threads: int,
+def check_sha256s(
+    checks: Iterable[Check], tensors: Sequence[TensorSpec], read: ReadRange, cancelled: Cancelled, threads: int
 ) -> None:
-    """Compare the hashes that the source's format carries with the bytes in a segment, on several threads.
+    """Compare the SHA-256s that the source's format carries with the bytes in a segment, on several threads.
+
+    Several times slower than reading.
 
     Raises:
-        DigestMismatch: a tensor has another hash than its file says; names it.
+        DigestMismatch: a tensor has another than its file says; names it.
         LoadCancelled: ``cancelled`` said so.
     """
     places = {spec.name: spec for spec in tensors}
 
     def check_one(one: Check) -> None:
         place = places[one.name]
-        check(one, _parts(read, place.offset_bytes, place.end_bytes, cancelled))
+        one.check_sha256(_parts(read, place.offset_bytes, place.end_bytes, cancelled))
 
     with ThreadPoolExecutor(threads, "verify") as pool:
         for _ in pool.map(check_one, checks):

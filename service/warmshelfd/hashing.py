@@ -12,7 +12,7 @@ from warmshelf.errors import DigestMismatch, SegmentCorrupt, SourceChanged
 from warmshelf.types import ArtifactState
 from warmshelf.v1 import manifest_pb2
 from warmshelfd import failpoints
-from warmshelfd.digesting import Cancelled, by_sha256, check_hashes, content_digest
+from warmshelfd.digesting import Cancelled, check_sha256s, content_digest
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.formats.tensorizer_hashes import HashedTensor
 from warmshelfd.inspecting import config_of
@@ -61,7 +61,7 @@ class Hashing:
         def work(stopped: Cancelled) -> str:
             manifest, tensors = segment.manifest, segment.layout.tensors
             if hashes_owed:
-                check_hashes(_checks(manifest), tensors, segment.read, by_sha256, stopped, threads=1)
+                check_sha256s(_checks(manifest), tensors, segment.read, stopped, threads=1)
             config = config_of(shelved.kind, {file.name: file.data for file in manifest.small_files})
             return known or content_digest(tensors, segment.read, config, stopped)
 

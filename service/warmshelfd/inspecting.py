@@ -135,12 +135,15 @@ class Sources:
             self._breakers.failed(place, uri)
 
     def _examine(self, opened: OpenSource, cancelled: Callable[[], bool]) -> Examined:
-        opened.expect(first_reads(opened.files()))
+        if not self._memo.recall(opened):
+            opened.expect(first_reads(opened.files()))
         with stopping.heeding(cancelled), self._room.inspecting(opened) as files:
             prepared = self._memo.inspect(files, self._limits)
         sizes = opened.files()
         small = sum(sizes[name] + len(name.encode()) + 16 for name in prepared.inspected.small_files)
-        return Examined(prepared, opened.fingerprint(prepared.inspected.all_names), small)
+        fingerprint = opened.fingerprint(prepared.inspected.all_names)
+        self._memo.note(opened, prepared, fingerprint)
+        return Examined(prepared, fingerprint, small)
 
     def _opener(self, uri: str) -> SourceOpener:
         scheme = _scheme(uri)

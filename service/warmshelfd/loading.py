@@ -22,16 +22,14 @@ from warmshelfd import failpoints
 from warmshelfd.decrypting import plain_reads
 from warmshelfd.digesting import (
     Cancelled,
-    TensorHashes,
-    by_crc32,
-    by_sha256,
-    check_hashes,
+    check_sha256s,
     content_digest,
     expect,
     one_file_digest,
     source_digest,
 )
 from warmshelfd.doubting import check_pinned, is_doubtful, reserve_unless
+from warmshelfd.hot_sums import HotSums, sums_of
 from warmshelfd.inspecting import (
     Examined,
     Origin,
@@ -241,12 +239,12 @@ class Loader:
 
     async def _fill_and_seal(self, job: _Job, load: Load, writer: SegmentWriter, must_hash: bool) -> Loaded:
         load.enter(LoadPhase.READ, job.examined.inspection.tensor_bytes)
-        hashes = TensorHashes(writer.tensors) if must_hash else None
-        small = await self._run(job, lambda cancelled: self._fill(job, load, writer, hashes, cancelled))
+        sums = sums_of(job.examined.inspected, writer.tensors, must_hash=must_hash)
+        small = await self._run(job, lambda cancelled: self._fill(job, load, writer, sums, cancelled))
         failpoints.hit("load.read")
         load.enter(LoadPhase.VERIFY)
         config = config_of(job.kind, small)
-        digest = await self._run(job, lambda cancelled: self._verify(job, writer, config, hashes, cancelled))
+        digest = await self._run(job, lambda cancelled: self._verify(job, writer, config, sums, cancelled))
         failpoints.hit("load.verified")
         shared = await self._share(job, digest)
         if shared is not None:
@@ -285,7 +283,7 @@ class Loader:
         return Loaded(segment, registration, is_shared=True)
 
     def _fill(
-        self, job: _Job, load: Load, writer: SegmentWriter, hashes: TensorHashes | None, cancelled: Cancelled
+        self, job: _Job, load: Load, writer: SegmentWriter, sums: HotSums, cancelled: Cancelled
     ) -> dict[str, bytes]:
         names = job.examined.inspected.file_names
         reads = plain_reads(job.source, job.examined.inspected, self._sources.keys)
@@ -295,20 +293,18 @@ class Loader:
 
         small = read_small_files(job.source, job.examined)
         threads = read_threads(self._read_threads, job.source)
-        gap_bytes, hot = job.source.gap_bytes, hashes.take if hashes else None
+        gap_bytes, hot = job.source.gap_bytes, sums.take
         writer.fill(read, threads=threads, cancelled=cancelled, progress=load.advance, gap_bytes=gap_bytes, hot=hot)
         return small
 
-    def _verify(
-        self, job: _Job, writer: SegmentWriter, config: bytes, hashes: TensorHashes | None, cancelled: Cancelled
-    ) -> str:
+    def _verify(self, job: _Job, writer: SegmentWriter, config: bytes, sums: HotSums, cancelled: Cancelled) -> str:
         """Check the bytes that were read; return their digest, or "" if nobody needs it yet."""
         known, expected, inspected = job.known, job.known.spec.source.expected_digest, job.examined.inspected
-        check_hashes(inspected.checks, writer.tensors, writer.read, by_crc32, cancelled, self._read_threads)
+        sums.check_crc32s(inspected.checks, writer.tensors, cancelled)
         digest = ""
-        if hashes is not None:  # else the format's slow hashes are compared after READY, as is the digest
-            check_hashes(inspected.checks, writer.tensors, writer.read, by_sha256, cancelled, self._read_threads)
-            digest = content_digest(writer.tensors, writer.read, config, cancelled, hashes)
+        if sums.hashes is not None:  # else the format's slow hashes are compared after READY, as is the digest
+            check_sha256s(inspected.checks, writer.tensors, writer.read, cancelled, self._read_threads)
+            digest = content_digest(writer.tensors, writer.read, config, cancelled, sums.hashes)
         if expected.startswith("sha256:"):
             _expect_file(job, cancelled)
         elif expected:

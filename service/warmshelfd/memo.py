@@ -4,10 +4,14 @@ An inspection depends on nothing but the files' names and sizes and the bytes it
 reads of them. So a remembered one holds exactly if the same reads give the same
 bytes again. That is so for an artifact that was evicted and is loaded again, and
 for adapters that were trained by one recipe, whose headers are equal.
+
+A source that tells without a further question that it looks as it did then need not
+even be asked for those bytes: it is given them.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,15 +23,18 @@ from warmshelf.types import ArtifactKind, Inspection
 from warmshelfd import stopping
 from warmshelfd.domain.extents import SegmentPlan, plan_segment
 from warmshelfd.formats.base import Files, FormatLimits, Inspected, Range, expect
+from warmshelfd.sources.base import Known, OpenSource
 
 _HASH_SLACK_BYTES = 32
 """What the manifest's encoding adds to one hash."""
+
+_SEEN_MAX = 16384
+"""Sources whose looks are remembered; each takes some 300 bytes."""
 
 _TABLE_STEP_COUNT = 4096
 """Tensors whose layout is encoded between two looks at whether anybody still wants it; some 20 ms."""
 
 _Listing = tuple[tuple[str, int], ...]
-_Read = tuple[str, int, bytes]  # name, offset, what was there
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +54,19 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    reads: tuple[_Read, ...]
+    number: int
+    reads: tuple[Known, ...]
     prepared: Prepared
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Which record a source had, by its number: this keeps none alive; and how the source looked."""
+
+    listing: _Listing
+    number: int
+    fingerprint: str
 
 
 class InspectionMemo:
@@ -59,13 +76,15 @@ class InspectionMemo:
         """``bytes_max`` bounds what is remembered: the bytes read, and about as much again for what they meant."""
         self._inspect = inspect
         self._bytes_max = bytes_max
-        self._lock = threading.Lock()  # guards the two below; the last used come last
+        self._lock = threading.Lock()  # guards all below; the last used come last
         self._records: OrderedDict[_Listing, _Record] = OrderedDict()
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()  # by URI
+        self._numbers = itertools.count()
         self._size_bytes = 0
 
     def inspect(self, files: Files, limits: FormatLimits) -> Prepared:
         """Return what the files hold; errors as ``Format.inspect``."""
-        listing = tuple(sorted(files.files().items()))
+        listing = _listing(files)
         with self._lock:
             known = self._records.get(listing)
             if known is not None:
@@ -76,8 +95,35 @@ class InspectionMemo:
             return known.prepared
         recorder = _Recorder(files)
         prepared = prepare(self._inspect(recorder, limits))
-        self._keep(listing, _Record(tuple(recorder.reads), prepared, recorder.size_bytes + len(prepared.tensor_table)))
+        size_bytes = recorder.size_bytes + len(prepared.tensor_table)
+        self._keep(listing, _Record(next(self._numbers), tuple(recorder.reads), prepared, size_bytes))
         return prepared
+
+    def recall(self, source: OpenSource) -> bool:
+        """Give a source what was read of it before, if it looks as it did then; say whether it does."""
+        with self._lock:
+            seen = self._seen.get(source.uri)
+            record = self._records.get(seen.listing) if seen else None
+        if seen is None or record is None or record.number != seen.number:
+            return False
+        if source.as_opened(record.prepared.inspected.all_names) != seen.fingerprint:
+            return False
+        source.hold(record.reads)
+        return True
+
+    def note(self, source: OpenSource, prepared: Prepared, fingerprint: str) -> None:
+        """Remember that a source that looks so was inspected with this result."""
+        if source.as_opened(prepared.inspected.all_names) != fingerprint:
+            return
+        listing = _listing(source)
+        with self._lock:
+            record = self._records.get(listing)
+            if record is None or record.prepared is not prepared:  # too large, or others of this listing came since
+                return
+            self._seen[source.uri] = _Seen(listing, record.number, fingerprint)
+            self._seen.move_to_end(source.uri)
+            if len(self._seen) > _SEEN_MAX:
+                self._seen.popitem(last=False)
 
     def _keep(self, listing: _Listing, record: _Record) -> None:
         with self._lock:
@@ -95,12 +141,16 @@ class InspectionMemo:
             self._size_bytes -= record.size_bytes
 
 
+def _listing(files: Files | OpenSource) -> _Listing:
+    return tuple(sorted(files.files().items()))
+
+
 class _Recorder:
     """Files that note what is read of them."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self.reads: list[_Read] = []
+        self.reads: list[Known] = []
         self.size_bytes = 0
 
     def files(self) -> Mapping[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -128,7 +129,7 @@ def meaning(inspected: Inspected, content: bytes) -> list[object]:
 def pass_crc32(inspected: Inspected, content: bytes) -> bool:
     try:
         for e, check in zip(inspected.entries, inspected.checks, strict=True):
-            check.check_crc32([memoryview(content)[e.offset_bytes : e.offset_bytes + e.size_bytes]])
+            check.check_crc32(zlib.crc32(content[e.offset_bytes : e.offset_bytes + e.size_bytes]), e.size_bytes)
     except DigestMismatch:
         return False
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pytest
 
@@ -13,6 +13,7 @@ from warmshelf.v1 import artifact_pb2
 from warmshelfd.formats.base import Files, FormatLimits, Inspected
 from warmshelfd.formats.detect import detect
 from warmshelfd.memo import InspectionMemo
+from warmshelfd.sources.base import Known, OpenSource
 
 LIMITS = FormatLimits()
 
@@ -30,6 +31,31 @@ class Directory:
     def read(self, name: str, offset: int, size: int) -> bytes:
         self.reads += 1
         return self.content[name][offset : offset + size]
+
+
+class Source(Directory, OpenSource):
+    """The same as a source that knows which version it has opened."""
+
+    def __init__(self, content: Mapping[str, bytes], version: str, uri: str = "s3://models/a") -> None:
+        super().__init__(content)
+        self.uri = uri
+        self.version = version
+        self.held: list[Known] = []
+
+    def as_opened(self, names: Collection[str]) -> str:
+        return self.version
+
+    def hold(self, reads: Iterable[Known]) -> None:
+        self.held += reads
+
+    def read_into(self, name: str, offset: int, view: memoryview) -> None:
+        view[:] = self.read(name, offset, len(view))
+
+    def fingerprint(self, names: Sequence[str]) -> str:
+        return self.version
+
+    def close(self) -> None:
+        pass
 
 
 class Counted:
@@ -116,3 +142,48 @@ def test_the_tensor_table_completed_by_a_segment_is_the_layout() -> None:
     whole = artifact_pb2.Layout.FromString(head + found.tensor_table)
     assert [segment.segment_id for segment in whole.segments] == ["a" * 32]
     assert [tensor.name for tensor in whole.tensors] == [spec.name for spec in found.plan.tensors]
+
+
+def _inspected(memo: InspectionMemo, source: Source) -> None:
+    memo.note(source, memo.inspect(source, LIMITS), source.version)
+
+
+def test_a_source_that_looks_as_it_did_is_given_what_was_read_of_it() -> None:
+    memo, files = InspectionMemo(detect, bytes_max=1 << 20), adapter()
+    first, again = Source(files, "1"), Source(files, "1")
+    assert not memo.recall(first)
+    _inspected(memo, first)
+    assert memo.recall(again)
+    assert {name for name, _, _ in again.held} == set(files)
+    assert all(files[name][at : at + len(data)] == data for name, at, data in again.held)
+
+
+@pytest.mark.parametrize(
+    "other", [Source(adapter(), "2"), Source(adapter(), "1", "s3://models/b"), Source(adapter(), "")]
+)
+def test_another_version_and_another_place_are_read(other: Source) -> None:
+    memo = InspectionMemo(detect, bytes_max=1 << 20)
+    _inspected(memo, Source(adapter(), "1"))
+    assert not memo.recall(other)
+    assert other.held == []
+
+
+def test_a_source_is_not_given_what_was_read_of_another_with_the_same_listing() -> None:
+    """The memo keeps one inspection of a listing: the next that differs takes its place."""
+    memo = InspectionMemo(detect, bytes_max=1 << 20)
+    one, other = Source(adapter(lora_alpha=8), "1"), Source(adapter(lora_alpha=9), "2", "s3://models/b")
+    found = memo.inspect(one, LIMITS)
+    memo.note(one, found, "1")
+    _inspected(memo, other)
+    assert not memo.recall(Source(adapter(lora_alpha=8), "1"))
+    memo.note(one, found, "1")  # too late: what is kept now is the other's
+    assert not memo.recall(Source(adapter(lora_alpha=8), "1"))
+    assert memo.recall(Source(adapter(lora_alpha=9), "2", "s3://models/b"))
+
+
+def test_a_source_that_changed_while_it_was_inspected_is_not_remembered() -> None:
+    memo = InspectionMemo(detect, bytes_max=1 << 20)
+    source = Source(adapter(), "1")
+    memo.note(source, memo.inspect(source, LIMITS), "2")
+    assert not memo.recall(Source(adapter(), "2"))
+    assert not memo.recall(Source(adapter(), "1"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -210,14 +211,30 @@ def test_a_fingerprint_stays_while_nothing_is_written_and_differs_after_that(ope
         bucket.put("d/a.safetensors", b"1234")
         with opener.open(uri) as one, opener.open(uri) as other:
             before = one.fingerprint(names)
-            assert before == one.fingerprint(names) == other.fingerprint(names[::-1])
-            bucket.put("d/beside.json", os.urandom(8))
-            assert before == one.fingerprint(names)
+            assert before == one.as_opened(names) == one.fingerprint(names) == other.fingerprint(names[::-1])
+        bucket.put("d/beside.json", os.urandom(8))
+        with opener.open(uri) as one:
+            assert before == one.as_opened(names)
             bucket.put("d/a.safetensors", b"4321")
-            assert before != one.fingerprint(names)
-            bucket.delete("d/a.safetensors")
-            with pytest.raises(SourceNotFound):
-                one.fingerprint(names)
+            assert before == one.fingerprint(names) == one.fingerprint(names)  # how it looked at opening
+            with suppress(SourceChangedDuringLoad):  # and no other bytes are read
+                assert one.read("a.safetensors", 0, 4) == b"1234"
+        with opener.open(uri) as one:
+            assert before != one.as_opened(names)
+        bucket.delete("d/a.safetensors")
+        with opener.open(uri) as one, pytest.raises(SourceNotFound):
+            one.fingerprint(names)
+
+
+def test_what_was_read_before_is_not_asked_for_again(opener: S3Opener, bucket: Bucket) -> None:
+    bucket.put("d/a.safetensors", b"1234")
+    with opener.open(f"{bucket.uri}/d") as source:
+        source.files()
+        bucket.delete("d/a.safetensors")
+        source.hold([("a.safetensors", 0, b"12")])
+        assert source.read("a.safetensors", 0, 2) == b"12"
+        with pytest.raises(SourceNotFound):
+            source.read("a.safetensors", 0, 3)
 
 
 @pytest.mark.parametrize("size", [2 << 20, 3 << 20])

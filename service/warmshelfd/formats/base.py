@@ -90,8 +90,8 @@ class Check(Protocol):
     def sha256(self) -> bytes:
         """The SHA-256 of both."""
 
-    def check_crc32(self, parts: Iterable[bytes | memoryview]) -> None:
-        """Compare the CRC32, which costs little beside reading, if the file has one.
+    def check_crc32(self, crc32: int, size: int) -> None:
+        """Compare the CRC32, if the file has one, with that of the tensor's bytes, which are so many.
 
         Raises:
             DigestMismatch: it differs; names the tensor and both values.

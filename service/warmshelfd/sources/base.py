@@ -8,12 +8,15 @@ and safe to call from several threads at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from warmshelfd import stopping
 
 Range = tuple[str, int, int]
 """A part of one file: its name, where it begins, how many bytes it has."""
+
+Known = tuple[str, int, bytes]
+"""The same with what was there: name, where it begins, bytes."""
 
 READ_STEP_BYTES = 8 << 20
 """Read this much between two looks at whether anybody still wants it."""
@@ -72,9 +75,18 @@ class OpenSource(ABC):
             SourceUnavailable: it cannot be read just now.
         """
 
+    def as_opened(self, names: Collection[str]) -> str:  # noqa: ARG002 - for those that need not ask
+        """Return what ``fingerprint`` would have said at opening; "" if that is not known without asking."""
+        return ""
+
+    def hold(self, reads: Iterable[Known]) -> None:  # noqa: B027 - most sources have no use for it
+        """Take bytes that were read when the files looked as they do: whoever reads them again may get these."""
+
     @abstractmethod
     def fingerprint(self, names: Sequence[str]) -> str:
         """Return how the named files look now; equal while none of them changes.
+
+        Where every read gives the bytes of what was opened or fails, how they looked then will do.
 
         Raises:
             SourceNotFound: one of them is gone.

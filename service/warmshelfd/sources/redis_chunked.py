@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -30,6 +30,8 @@ from warmshelf.redis_layout import (
 )
 from warmshelf.redis_uri import RedisUri
 from warmshelfd.redis_wire import RedisRefusedError, RedisTooLongError, RedisWire
+from warmshelfd.sources.ahead import ReadAhead
+from warmshelfd.sources.base import Known
 from warmshelfd.sources.redis_pool import RedisPool
 from warmshelfd.sources.redis_ranges import Want
 from warmshelfd.sources.redis_stored import StoredSource
@@ -56,6 +58,8 @@ class _Chunk:
 class ChunkedSource(StoredSource):
     """The files of one directory."""
 
+    reads_one_version = True  # the keys of chunks have the manifest's ETag in them
+
     def __init__(self, uri: RedisUri, pool: RedisPool) -> None:
         """Read the manifest; the errors are those of ``SourceOpener.open``."""
         super().__init__(uri, pool)
@@ -66,11 +70,17 @@ class ChunkedSource(StoredSource):
         self._sizes = MappingProxyType({file.name: file.size_bytes for file in self._manifest.files})
         self._lock = threading.Lock()  # guards the one below: the last chunks that were read in part, by file and index
         self._kept: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
+        self._ahead = ReadAhead(self.read)
+
+    def hold(self, reads: Iterable[Known]) -> None:
+        """Keep them: a header is read as a whole chunk otherwise, and before all other chunks."""
+        for read in reads:
+            self._ahead.hold(*read)
 
     def read_into(self, name: str, offset: int, view: memoryview) -> None:
         """Read the chunks that the range touches, and compare their CRCs."""
         self._check_range(name, offset, len(view))
-        if self._copy_kept(name, offset, view):
+        if self._ahead.copy_to(name, offset, view) or self._copy_kept(name, offset, view):
             return
         targets: list[tuple[_Chunk, memoryview]] = []
         try:

@@ -8,7 +8,7 @@ that second look.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from warmshelf.errors import MalformedArtifact, SourceChangedDuringLoad, SourceNotFound, SourceTruncated
@@ -22,6 +22,9 @@ from warmshelfd.sources.redis_ranges import ShortValueError, Want, read_wants
 class StoredSource(OpenSource):
     """The files of one artifact in Redis."""
 
+    reads_one_version = False
+    """Whether a read either gives bytes of what was there at opening, or fails."""
+
     def __init__(self, uri: RedisUri, pool: RedisPool) -> None:
         self.uri = str(uri)
         self._name = uri.name
@@ -29,16 +32,22 @@ class StoredSource(OpenSource):
         # Set once by the opening, before another thread knows the source.
         self._sizes: Mapping[str, int] = MappingProxyType({})
         self._look = ""
+        self._is_fresh = True  # until the first fingerprint
 
     def files(self) -> Mapping[str, int]:
         """Return the sizes at opening."""
         return self._sizes
 
+    def as_opened(self, names: Collection[str]) -> str:
+        """Return how all that was there looked at opening: the files of one source change together."""
+        return f"redis:{self._look}" if all(name in self._sizes for name in names) else ""
+
     def fingerprint(self, names: Sequence[str]) -> str:
-        """Return how all that is there looks now: the files of one source change together."""
+        """Return how all that is there looks now; the first time, before tensors are read, how it looked at opening."""
         for name in names:
             self._check_name(name)
-        return f"redis:{self._look_now()}"
+        is_sure, self._is_fresh = self._is_fresh or self.reads_one_version, False
+        return f"redis:{self._look if is_sure else self._look_now()}"
 
     def stop(self) -> None:
         """Make reads under way end soon with LoadCancelled."""

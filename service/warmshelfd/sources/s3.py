@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,7 +27,7 @@ from warmshelf.errors import (
     WarmshelfError,
 )
 from warmshelfd.sources.ahead import ReadAhead
-from warmshelfd.sources.base import OpenSource, Range, SourceOpener
+from warmshelfd.sources.base import Known, OpenSource, Range, SourceOpener
 from warmshelfd.sources.coroutines import LoopThread, Waits
 from warmshelfd.sources.limits import GAP_BYTES, TimeLimits
 from warmshelfd.sources.s3_store import S3Stores, error_of
@@ -149,15 +149,28 @@ class S3Source(OpenSource):
             return
         self._read(found, offset, view)
 
-    def fingerprint(self, names: Sequence[str]) -> str:
-        """Return a digest of how the named objects look now.
+    def hold(self, reads: Iterable[Known]) -> None:
+        """Keep them as what is read ahead is kept."""
+        for read in reads:
+            self._ahead.hold(*read)
 
-        The first time that is how they looked at opening: all that was read until then was read on that
-        condition, and asking again costs a round trip of each registration and load.
+    def as_opened(self, names: Collection[str]) -> str:
+        """Return a digest of what was listed; "" if it lacks a name or an ETag."""
+        objects = self._opened().objects
+        return self._digest(names, objects) if _all_have_etags(names, objects) else ""
+
+    def fingerprint(self, names: Sequence[str]) -> str:
+        """Return a digest of how the named objects looked at opening.
+
+        Every read was on the condition that they still have the ETag of then. Objects without one are looked at again,
+        but for the first time: asking costs a round trip of each registration and load.
         """
         opened = self._opened()
-        now = opened.objects if self._is_fresh else opened.look()
+        is_sure = self._is_fresh or _all_have_etags(names, opened.objects)
         self._is_fresh = False
+        return self._digest(names, opened.objects if is_sure else opened.look())
+
+    def _digest(self, names: Collection[str], now: Mapping[str, S3Object]) -> str:
         digest = hashlib.sha256()
         for name in sorted(names):
             if name not in now:
@@ -306,6 +319,11 @@ class S3Source(OpenSource):
             raise
         except Exception as error:  # noqa: BLE001 - all that it raises
             raise error_of(error, S3Place(self._place.bucket, key).uri) from None
+
+
+def _all_have_etags(names: Collection[str], objects: Mapping[str, S3Object]) -> bool:
+    """Say whether each has one, and none is weak: such a one may stay where bytes change."""
+    return all(name in objects and objects[name].etag.startswith('"') for name in names)
 
 
 def _is_marker(name: str, size_bytes: int) -> bool:
