@@ -103,7 +103,7 @@ def _nursery() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 def main(orders: socket.socket) -> None:
     """Fork for each order a process that starts the daemon and tells of its end."""
-    from warmshelfd import __main__ as _  # noqa: PLC0415 - what takes long, once
+    import warmshelfd.__main__  # noqa: F401, PLC0415 - what takes long, once
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait
     while True:
