@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from histories.playing import Unexplained, of_cores, of_daemons
@@ -22,15 +23,15 @@ def main() -> int:
     parser.add_argument("--histories", type=int, default=12_000)
     parser.add_argument("--of-daemons", type=int, default=300)
     parser.add_argument("--abreast", type=int, default=os.cpu_count(), help="cores beside each other")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no more after so long")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--out", type=Path, help="file of evidence to write")
     asked = parser.parse_args()
     begun = time.monotonic()
     try:
-        tallies = [
-            of_cores(asked.histories, asked.seed, asked.abreast),
-            of_daemons(asked.of_daemons, asked.seed),
-        ]
+        with ThreadPoolExecutor(1) as beside:
+            daemons = beside.submit(of_daemons, asked.of_daemons, asked.seed)
+            tallies = [of_cores(asked.histories, asked.seed, asked.abreast, begun + asked.seconds), daemons.result()]
     except Unexplained as unexplained:
         print(f"seed {asked.seed}: no order explains\n{unexplained}")
         return 1

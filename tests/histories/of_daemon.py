@@ -73,7 +73,7 @@ class DaemonHistories:
         for thread in threads:
             thread.start()
         if script.kill_after >= 0:
-            self._kill_when(script.kill_after)
+            self._kill_when(script.kill_after, threads)
         for thread in threads:
             thread.join()
         if redis_is_away:
@@ -85,9 +85,9 @@ class DaemonHistories:
                 self._forget(shelf, name)
         return [self._seen(done) for done in self._history] + self._deaths()
 
-    def _kill_when(self, answer_count: int) -> None:
-        """Kill the daemon once so many answers were given, or all are under way."""
-        while len(self._history) < answer_count and threading.active_count() > 1:
+    def _kill_when(self, answer_count: int, threads: list[threading.Thread]) -> None:
+        """Kill the daemon once so many answers were given, or all."""
+        while len(self._history) < answer_count and any(thread.is_alive() for thread in threads):
             threading.Event().wait(0.0005)
         begun = self._tick()
         self._node.kill()

@@ -7,9 +7,23 @@ for ever.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from histories.rules import CANCELLED, Acquire, Answer, Call, Move, Register, Remove, State, ends, meant
+from histories.rules import (
+    ALIAS,
+    CANCELLED,
+    NOT_FOUND,
+    Acquire,
+    Answer,
+    Call,
+    Move,
+    Register,
+    Remove,
+    Resolve,
+    State,
+    ends,
+    meant,
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +48,31 @@ History = Sequence[Done]
 def order_of(history: History, state: State = State()) -> list[Done] | None:  # noqa: B008 - frozen
     """Return an order that explains a history that began in a state, or None if there is none.
 
-    Open calls that took no effect are left out of it.
+    Open calls that took no effect are left out of it. Who acquires the alias sees what it means, and then acquires
+    that: two things, between which others may come.
     """
+    for plain in _resolved(history):
+        if (found := _order_of(plain, state)) is not None:
+            return found
+    return None
+
+
+def _resolved(history: History) -> Iterator[History]:
+    """Return histories without the alias, one for each way in which those who acquired it may have seen it."""
+    at = next((at for at, one in enumerate(history) if one.call == Acquire(ALIAS)), None)
+    if at is None:
+        yield history
+        return
+    one = history[at]
+    rest = [*history[:at], *history[at + 1 :]]
+    if one.answer in (None, NOT_FOUND):
+        yield from _resolved([*rest, replace(one, call=Resolve(""), answer=one.answer and Answer())])
+    for name in {move.call.name for move in history if isinstance(move.call, Move)}:
+        seen = replace(one, call=Resolve(name), answer=one.answer and Answer())
+        yield from _resolved([*rest, seen, replace(one, call=Acquire(name))])
+
+
+def _order_of(history: History, state: State) -> list[Done] | None:
     dead: set[tuple[frozenset[int], State]] = set()
     order: list[Done] = []
 
@@ -69,7 +106,7 @@ def _after(done: Done, state: State) -> Iterator[State]:
         return
     for answer, after in ends(state, done.call):
         if answer == done.answer:
-            yield after.kept_of(meant(state, done.call)) if _keeps(done) else after
+            yield after.kept_of(meant(done.call)) if _keeps(done) else after
 
 
 def _keeps(done: Done) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -88,14 +89,17 @@ def of_core(count: int, seed: int) -> Tally:
     return tally
 
 
-def of_cores(count: int, seed: int, abreast: int) -> Tally:
-    """Play so many histories of cores, some cores beside each other."""
+def of_cores(count: int, seed: int, abreast: int, deadline: float) -> Tally:
+    """Play so many histories of cores, some cores beside each other; fewer, if time is over by the monotonic clock."""
     whole = Tally("core")
     counts = [CHUNK] * (count // CHUNK) + [count % CHUNK] * bool(count % CHUNK)
     with ProcessPoolExecutor(abreast, mp_context=get_context("spawn")) as pool:
         for tally in pool.map(of_core, counts, range(seed, seed + len(counts))):
             whole.add(tally)
             print(f"{whole.histories} histories of a core", flush=True)
+            if time.monotonic() > deadline:
+                pool.shutdown(cancel_futures=True)
+                break
     return whole
 
 

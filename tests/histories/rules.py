@@ -87,6 +87,13 @@ class Acquire:
 
 
 @dataclass(frozen=True)
+class Resolve:
+    """See what the alias means: ``name``."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Get:
     name: str
 
@@ -116,7 +123,7 @@ class Kill:
     name: str = ""
 
 
-Call: TypeAlias = Register | Acquire | Get | Evict | Remove | Move | Kill
+Call: TypeAlias = Register | Acquire | Resolve | Get | Evict | Remove | Move | Kill
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,10 @@ def ends(state: State, call: Call) -> Iterator[tuple[Answer, State]]:
     if isinstance(call, Move):
         yield from _move(state, call)
         return
-    name = meant(state, call)
+    if isinstance(call, Resolve):
+        yield from ((Answer(), state) for _ in range(state.alias == call.name))
+        return
+    name = meant(call)
     known = state.artifact(name)
     if isinstance(call, Register):
         yield from _register(state, call, known)
@@ -160,11 +170,9 @@ def ends(state: State, call: Call) -> Iterator[tuple[Answer, State]]:
         yield Answer(), state.with_(name, None)
 
 
-def meant(state: State, call: Call) -> str:
-    """Return the name that a call is about: the alias is that of an artifact where it is acquired."""
-    if isinstance(call, Move):
-        return ALIAS
-    return state.alias if isinstance(call, Acquire) and call.name == ALIAS and state.alias else call.name
+def meant(call: Call) -> str:
+    """Return the name that a call changes."""
+    return ALIAS if isinstance(call, Move) else call.name
 
 
 def _register(state: State, call: Register, known: Known | None) -> Iterator[tuple[Answer, State]]:
@@ -178,6 +186,7 @@ def _register(state: State, call: Register, known: Known | None) -> Iterator[tup
 def _news(call: Register, known: Known | None) -> Iterator[Known]:
     if known is None:
         yield Known(call.source)
+        yield Known(call.source, 1)  # what is told is what is so at the end: somebody has loaded it meanwhile
     elif known.source == call.source:
         yield known
     elif known.generation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +104,14 @@ def test_calls_beside_each_other_may_be_in_any_order_and_open_ones_of_no_effect(
         Done(Get("a"), 7, 8, NOT_FOUND),
     ]
     assert order_of(lost) is not None
+
+
+def test_an_alias_is_seen_first_and_what_it_means_is_acquired_then() -> None:
+    before = [Done(Register("a", "p"), 1, 2, P), Done(Move("a", ""), 3, 4, Answer())]
+    acquired = Done(Acquire("alias"), 5, 10, Answer("", "p", 1))
+    between = [Done(Register("b", "q"), 6, 7, Q), Done(Move("b", "a"), 8, 9, Answer())]
+    assert order_of([*before, acquired, *between]) is not None
+    assert order_of([*before, *between, replace(acquired, begun=11, ended=12)]) is None
 
 
 def test_a_cancelled_load_needs_somebody_who_can_have_cancelled_it() -> None:
