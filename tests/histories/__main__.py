@@ -10,7 +10,6 @@ import os
 import random
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from histories.playing import Unexplained, of_cores, of_daemons
@@ -29,9 +28,10 @@ def main() -> int:
     asked = parser.parse_args()
     begun = time.monotonic()
     try:
-        with ThreadPoolExecutor(1) as beside:
-            daemons = beside.submit(of_daemons, asked.of_daemons, asked.seed)
-            tallies = [of_cores(asked.histories, asked.seed, asked.abreast, begun + asked.seconds), daemons.result()]
+        tallies = [
+            of_daemons(asked.of_daemons, asked.seed),
+            of_cores(asked.histories, asked.seed, asked.abreast, begun + asked.seconds),
+        ]
     except Unexplained as unexplained:
         print(f"seed {asked.seed}: no order explains\n{unexplained}")
         return 1

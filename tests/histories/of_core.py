@@ -129,7 +129,9 @@ class CoreHistories:
             return Answer(answer.reason)
         if isinstance(call, Acquire):
             return self._read(answer.value)
-        if isinstance(call, Register | Get):
+        if isinstance(call, Register):
+            return Answer("", answer.value.spec.source.uri.rpartition("/")[2])
+        if isinstance(call, Get):
             return Answer("", answer.value.spec.source.uri.rpartition("/")[2], answer.value.generation)
         return Answer()
 

@@ -141,7 +141,7 @@ class DaemonHistories:
         match call:
             case Register(_, source, replacing):
                 artifact = shelf.register(name, self._files.path(source), replace=replacing)
-                return _shown(artifact)
+                return Answer("", _shown(artifact).source)
             case Get():
                 return _shown(shelf.get(name))
             case Acquire():

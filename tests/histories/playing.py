@@ -18,7 +18,7 @@ from kit.cores import Cores
 KILLS = 0.1
 """The share of histories with a kill in them."""
 
-CHUNK = 300
+CHUNK = 100
 """So many histories are played on one place, by one process, from one seed: one more than that of those before."""
 
 

@@ -180,13 +180,12 @@ def _register(state: State, call: Register, known: Known | None) -> Iterator[tup
         yield Answer("SPEC_MISMATCH"), state
         return
     for new in _news(call, known):
-        yield Answer("", new.source, new.generation), state.with_(call.name, new)
+        yield Answer("", new.source), state.with_(call.name, new)  # the generation told is that of its end
 
 
 def _news(call: Register, known: Known | None) -> Iterator[Known]:
     if known is None:
         yield Known(call.source)
-        yield Known(call.source, 1)  # what is told is what is so at the end: somebody has loaded it meanwhile
     elif known.source == call.source:
         yield known
     elif known.generation:

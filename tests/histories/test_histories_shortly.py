@@ -65,7 +65,8 @@ WRONG = {
     "two contents of one generation": [
         Done(Register("a", "p"), 1, 2, P),
         Done(Acquire("a"), 3, 4, Answer("", "p", 1)),
-        Done(Register("a", "q", replace=True), 5, 6, Answer("", "q", 1)),
+        Done(Register("a", "q", replace=True), 5, 6, Q),
+        Done(Acquire("a"), 7, 8, Answer("", "q", 1)),
     ],
     "an answer of another call": [
         Done(Register("a", "p"), 1, 4, Q),
