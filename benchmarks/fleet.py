@@ -1,6 +1,8 @@
 """What a shared registry costs: how soon other nodes know, how long reading everything takes, memory, commands.
 
-    python -m benchmarks.fleet [--quick]
+And how often nodes that start together read a source.
+
+    python -m benchmarks.fleet [--quick] [--cold]
 
 Starts a redis-server and daemons of its own on loopback, and prints each figure beside its aim.
 """
@@ -18,11 +20,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import redis
 
 import warmshelf
+from benchmarks import fleet_cold
 from benchmarks.redis import redis_server
 from warmshelf.errors import ArtifactNotFound
 from warmshelf.types import NewArtifact, SyncState
@@ -35,19 +39,24 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer registrations: shows that it runs")
-    quick = parser.parse_args().quick
+    parser.add_argument("--cold", action="store_true", help="only what nodes read that start together")
+    options = parser.parse_args()
+    quick, only_cold = options.quick, options.cold
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         port = stack.enter_context(redis_server(folder))
         models = folder / "models"
         models.mkdir()
-        _measure(folder, models, port, 500 if quick else 10_000, 50 if quick else 1000)
+        if not only_cold:
+            _measure(folder, models, port, 500 if quick else 10_000, 50 if quick else 1000)
+        node = partial(_node, models=models, port=port)
+        fleet_cold.measure(folder, node, _say, (32 if quick else 200) * 1_000_000)
 
 
 def _measure(folder: Path, models: Path, port: int, count: int, samples: int) -> None:
     with (
-        _node(folder / "a", models, port) as a,
-        _node(folder / "b", models, port) as b,
+        _node(folder / "a", models=models, port=port) as a,
+        _node(folder / "b", models=models, port=port) as b,
         redis.Redis(port=port) as client,
     ):
         adapters = [_write_adapter(models / str(number)) for number in range(8)]
@@ -69,7 +78,7 @@ def _measure(folder: Path, models: Path, port: int, count: int, samples: int) ->
         used = int(client.info("memory")["used_memory"]) - before
         _say("Redis memory for each adapter", used / count, "bytes", 2048)
     began = time.perf_counter()
-    with _node(folder / "c", models, port) as c:
+    with _node(folder / "c", models=models, port=port) as c:
         ready = time.perf_counter() - began
         _wait_for_all(c, [one.artifact_id for one in new], count + samples)
         _say(f"a new node reads {count}, from its ready line", time.perf_counter() - began - ready, "s", 2)
@@ -77,7 +86,7 @@ def _measure(folder: Path, models: Path, port: int, count: int, samples: int) ->
 
 
 def _again(root: Path, models: Path, port: int) -> None:
-    with redis.Redis(port=port) as client, _node(root, models, port):
+    with redis.Redis(port=port) as client, _node(root, models=models, port=port):
         client.config_resetstat()
         began = time.perf_counter()
         client.client_kill_filter(_type="normal", skipme=True)
@@ -137,13 +146,13 @@ def _say(name: str, value: float, unit: str, aim: float | None = None) -> None:
 
 
 @contextmanager
-def _node(root: Path, models: Path, port: int) -> Iterator[warmshelf.Shelf]:
+def _node(root: Path, *options: str, models: Path, port: int) -> Iterator[warmshelf.Shelf]:
     """Run a daemon on this registry; give a shelf on it."""
     root.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as arena:
         address = f"unix://{root}/api.sock"
-        command = [sys.executable, "-m", "warmshelfd", "--listen", address, "--arena", arena, "--budget", "64MiB"]
-        command += ["--registry", f"redis://127.0.0.1:{port}/0", "--allow-source", str(models)]
+        command = [sys.executable, "-m", "warmshelfd", "--listen", address, "--arena", arena, "--budget", "256MiB"]
+        command += [*options, "--registry", f"redis://127.0.0.1:{port}/0", "--allow-source", str(models)]
         environ = {**os.environ, "WARMSHELF_REGISTRY_COPY": str(root / "registry.sqlite")}
         with (root / "log").open("ab") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environ)

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import grpc
 
+from warmshelf._handshake import is_settled
 from warmshelf._security import PLAIN, Security, check_owner
 from warmshelf._status import STATUS_METADATA_KEY, error_from_status
 from warmshelf._trace import trace_metadata
@@ -224,11 +225,14 @@ class Connection:
         patience = Deadline(min(deadline.timeout_seconds, FIRST_CONTACT_SECONDS))
         pause, pause_max = PAUSE_SECONDS
         unreached: DaemonUnreachable | None = None
+        began = time.monotonic()
         while True:
             self.check_daemon()  # outside the try: patience changes no owner
             try:
                 return self._once(attempt)
             except DaemonUnreachable as error:
+                if not self._answered and is_settled(error.message, time.monotonic() - began):
+                    raise
                 if not (deadline if self._answered else patience).pause(pause):
                     raise
                 unreached = error
@@ -283,7 +287,9 @@ class Connection:
         if isinstance(found, Cancelled):  # by a daemon that ends: what this process cancels is closed, or says so
             return DaemonUnreachable(f"the daemon at {where} ended the call", address=where)
         if isinstance(found, DaemonUnreachable):
-            return DaemonUnreachable(f"no daemon answers at {where}: {found.message}", address=where)
+            hint = "" if self.address.socket_path else self._security.hint(found.message)
+            text = f"{hint} ({found.message})" if hint else found.message
+            return DaemonUnreachable(f"no daemon answers at {where}: {text}", address=where)
         return DeadlineExceeded(f"the call to {where} did not end before its deadline", address=where)
 
     def close(self) -> None:

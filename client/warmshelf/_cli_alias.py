@@ -1,4 +1,4 @@
-"""``warmshelf alias``: set, list, history, rollback."""
+"""``warmshelf alias``: set, list, history, rollback, remove."""
 
 from __future__ import annotations
 
@@ -69,4 +69,17 @@ def alias_app(daemon: Daemon, is_json: IsJson) -> typer.Typer:
         with daemon(context, None) as shelf:
             show(context, shelf.roll_back_alias(name))
 
+    _add_remove(app, daemon)
     return app
+
+
+def _add_remove(app: typer.Typer, daemon: Daemon) -> None:
+    @app.command()
+    def remove(
+        context: typer.Context,
+        name: Name,
+        expect: Annotated[str, typer.Option(metavar="ID", help="What it means now; none: whatever it means.")] = "",
+    ) -> None:
+        """Forget an alias; what it means stays."""
+        with daemon(context, None) as shelf:
+            shelf.remove_alias(name, expect=expect or None)

@@ -27,6 +27,7 @@ UNREACHABLE_STATUS = 3
 app = typer.Typer(
     help="Ask a warmshelf daemon for what it keeps.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

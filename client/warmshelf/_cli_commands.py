@@ -7,12 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from warmshelf import (
-    _cli_bench,
-    _cli_doctor,  # noqa: F401
-    _cli_files,  # noqa: F401 - its commands are there once it is imported
-    _cli_where,
-)
+from warmshelf import _cli_bench, _cli_where
 from warmshelf import _cli_render as render
 from warmshelf._cli_alias import alias_app
 from warmshelf._cli_app import (
@@ -147,7 +142,10 @@ def where(
 ) -> None:
     """Show on which nodes of the fleet artifacts are resident."""
     with daemon(context, address) as shelf:
-        _cli_where.show(shelf.list_residency(artifact_id), output_of(context, output))
+        found = shelf.list_residency(artifact_id)
+        if artifact_id and not found.residents:
+            shelf.where(artifact_id)  # says so if it is not known at all
+        _cli_where.show(found, output_of(context, output))
 
 
 @app.command()

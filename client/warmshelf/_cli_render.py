@@ -220,8 +220,8 @@ def _adapter_facts(adapter: AdapterInspection) -> Iterator[_Row]:
     yield "features", ", ".join(adapter.features) or "plain LoRA"
     yield "against base", adapter.base_check.value
     for verdict in adapter.engine_verdicts:
-        why = "".join(f"\n  {reason}" for reason in verdict.reasons)
-        yield f"{verdict.engine} {verdict.engine_version}", verdict.outcome.value + why
+        why = (f"  {reason}" for reason in verdict.reasons)
+        yield f"{verdict.engine} {verdict.engine_version}", (verdict.outcome.value, *why)
     yield "modules", ", ".join(adapter.module_names)
     if adapter.unmatched_module_names:
         yield "not in base", ", ".join(adapter.unmatched_module_names)
@@ -242,6 +242,8 @@ def _change_line(change: Change) -> str:
     artifact = change.artifact
     if change.alias is not None:
         return _shown(f"{change.sequence:<16}  {'alias':<12}  {change.alias.name} -> {change.artifact_id}")
+    if change.kind is ChangeKind.ALIAS_REMOVED:
+        return _shown(f"{change.sequence:<16}  {'alias':<12}  {change.artifact_id} -> nothing")
     state = artifact.state.value if artifact else ""
     generation = str(artifact.generation) if artifact else ""
     line = f"{change.sequence:<16}  {change.kind.value:<12}  {state:<10}  {generation:<10}  {change.artifact_id}"

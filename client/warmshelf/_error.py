@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from enum import Enum
+
+from warmshelf._str_enum import StrEnum
 
 Detail = str | int | float
 
 _NUMBER_SUFFIXES = ("_bytes", "_count", "_seconds", "_max", "_index", "_number")
 
 
-class Code(Enum):
-    """Canonical status codes, named as gRPC names them."""
+class Code(StrEnum):
+    """Canonical status codes, named as gRPC names them; each is equal to its name."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
@@ -30,7 +31,7 @@ class Code(Enum):
     INTERNAL = "INTERNAL"
 
 
-class Fault(Enum):
+class Fault(StrEnum):
     """Whose fault an error is."""
 
     CALLER = "caller"

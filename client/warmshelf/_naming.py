@@ -47,6 +47,19 @@ class Naming(ABC):
         connection = self._current().connection
         return alias_from_proto(connection.unary(connection.aliases.RollBackAlias, request, self._deadline()).alias)
 
+    def remove_alias(self, name: str, *, expect: str | None = None) -> None:
+        """Forget an alias, if it means ``expect`` now; None: whatever it means. What it meant stays.
+
+        Raises:
+            ArtifactNotFound: there is no such alias.
+            AliasMoved: it means something else.
+            RegistryUnavailable: a registry that nodes share is not in reach.
+        """
+        expected = check_id(expect) if expect else ""
+        request = alias_pb2.RemoveAliasRequest(name=check_id(name), expected_artifact_id=expected)
+        connection = self._current().connection
+        connection.unary(connection.aliases.RemoveAlias, request, self._deadline())
+
     def aliases(self) -> _Aliases:
         """Return all aliases by name, each with its history."""
         connection = self._current().connection

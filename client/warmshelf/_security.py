@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from warmshelf._handshake import hint
 from warmshelf.errors import DaemonUnreachable, InvalidRequest
 
 DAEMON_UID_VARIABLE = "WARMSHELF_DAEMON_UID"
@@ -78,6 +79,11 @@ class Security:
             )
         return grpc.secure_channel(target, credentials, options=options)
 
+    def hint(self, said: str) -> str:
+        """Return what may be wrong with a connection over TCP of which gRPC says this; "" if nobody can tell."""
+        has_cert = not isinstance(self.tls, Tls) or bool(self.tls.cert)  # of a caller's own credentials nobody knows
+        return hint(said, has_tls=self.tls is not None, has_cert=has_cert)
+
     def stamp(self) -> Stamp:
         """Return what changes when a file does that a channel is opened with; a token is read for each call."""
         return self.tls.stamp() if isinstance(self.tls, Tls) else ()
@@ -104,7 +110,7 @@ def choose(
         return Security(chosen)
     if chosen is None and not is_unix:
         raise InvalidRequest(
-            f"a token is not sent over plain TCP, where others can read it: give tls= or {CA_VARIABLE}"
+            f"a token is not sent over plain TCP, where others can read it: give --tls-ca (tls=) or {CA_VARIABLE}"
             + (f", or unset {TOKEN_VARIABLE}" if token is None else "")
         )
     return Security(chosen, _fixed(token) if isinstance(token, str) else _in_file(os.fspath(token or file)))

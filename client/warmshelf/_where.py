@@ -9,7 +9,7 @@ from typing import Any
 from warmshelf._channel import Deadline
 from warmshelf._fleet import node_from_proto, resident_from_proto
 from warmshelf.session import Link
-from warmshelf.types import Node, ResidencyList, Resident, check_id
+from warmshelf.types import Alias, Artifact, Node, ResidencyList, Resident, check_id
 from warmshelf.v1 import residency_pb2
 
 
@@ -28,11 +28,19 @@ class Where(ABC):
     def _deadline(self, timeout: float | None = None) -> Deadline:
         """Return when a call must have ended."""
 
+    @abstractmethod
+    def aliases(self) -> list[Alias]:
+        """Return all aliases."""
+
+    @abstractmethod
+    def get(self, artifact_id: str) -> Artifact:
+        """Return what is known of an artifact."""
+
     def list_residency(self, artifact_id: str | None = None) -> ResidencyList:
         """Return what is resident on every node of the fleet, or where one artifact is.
 
         Args:
-            artifact_id: only this artifact, or the one that this alias means.
+            artifact_id: only this artifact, or the one that this alias means; nothing, if it is not known.
         """
         request = residency_pb2.ListResidencyRequest(artifact_id=check_id(artifact_id) if artifact_id else "")
         connection = self._current().connection
@@ -46,5 +54,12 @@ class Where(ABC):
         return ResidencyList(tuple(nodes.values()), tuple(residents), is_partial)
 
     def where(self, artifact_id: str) -> list[Resident]:
-        """Return on which nodes an artifact is resident, or the one that an alias means; the one asked comes first."""
-        return list(self.list_residency(check_id(artifact_id)).residents)
+        """Return on which nodes an artifact is resident, or the one that an alias means; the one asked comes first.
+
+        Raises:
+            ArtifactNotFound: it is not known.
+        """
+        residents = list(self.list_residency(check_id(artifact_id)).residents)
+        if not residents and all(alias.name != artifact_id for alias in self.aliases()):
+            self.get(artifact_id)
+        return residents

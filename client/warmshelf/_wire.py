@@ -287,6 +287,8 @@ def change_from_proto(message: catalog_pb2.WatchArtifactsResponse) -> Change:
             return Change(message.sequence, ChangeKind.COMPLETE)
         case "alias":
             return alias_change(message.sequence, message.alias)
+        case "removed_alias":
+            return Change(message.sequence, ChangeKind.ALIAS_REMOVED, artifact_id=message.removed_alias)
     raise Internal("the other side sent a change that this side does not know")
 
 
@@ -297,6 +299,8 @@ def change_to_proto(change: Change) -> catalog_pb2.WatchArtifactsResponse:
         message.changed.CopyFrom(artifact_to_proto(change.artifact))
     elif change.alias is not None:
         message.alias.CopyFrom(alias_to_proto(change.alias))
+    elif change.kind is ChangeKind.ALIAS_REMOVED:
+        message.removed_alias = change.artifact_id
     elif change.kind is ChangeKind.REMOVED:
         message.removed_artifact_id = change.artifact_id
     elif change.kind is ChangeKind.COMPLETE:

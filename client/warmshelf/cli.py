@@ -17,7 +17,8 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 def main() -> int:
     """Run the command."""
     try:
-        from warmshelf import _cli_app, _cli_commands  # noqa: F401, PLC0415 - typer and rich come with an extra
+        # Typer and rich come with an extra. The commands are listed in the order in which their modules are imported.
+        from warmshelf import _cli_app, _cli_commands, _cli_doctor, _cli_files  # noqa: F401, PLC0415
     except ModuleNotFoundError as error:
         if error.name not in {"typer", "rich"}:
             raise

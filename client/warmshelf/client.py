@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
-import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -29,7 +27,7 @@ from warmshelf.errors import Internal, InvalidRequest, LeaseLost, SessionLost
 from warmshelf.export import check_target, write_directory
 from warmshelf.layout import TensorSpec
 from warmshelf.lease import Lease, arrive, grant
-from warmshelf.session import Link, Session
+from warmshelf.session import Link, Session, holder_text
 from warmshelf.shard import EVERYTHING, Shard
 from warmshelf.types import (
     Artifact,
@@ -330,6 +328,9 @@ class Shelf(Incoming, Naming, Where):
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<Shelf {self.address}{' closed' if self._closed else ''}>"
+
     def _current(self) -> Link:
         if self._closed:
             raise InvalidRequest("the shelf has been closed")
@@ -343,8 +344,7 @@ class Shelf(Incoming, Naming, Where):
         return link
 
     def _new_link(self) -> Link:
-        holder = _clean(self._holder if self._holder is not None else _default_holder())
-        return Link(Connection(self._address, self._security), holder)
+        return Link(Connection(self._address, self._security), holder_text(self._holder))
 
     def _streaming(self) -> Shelf:
         """Return another shelf of the same daemon, which maps nothing."""
@@ -387,12 +387,3 @@ class Shelf(Incoming, Naming, Where):
             call.cancel()
         if last is None or last.artifact is None:
             raise Internal(f"the daemon ended the load of {request.artifact_id!r} without a result")
-
-
-def _default_holder() -> str:
-    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-    return f"{socket.gethostname()[:64]}/{program[:64]}:{os.getpid()}"  # the daemon takes 256 bytes
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -24,8 +24,8 @@ _BITS = {8: "u1", 16: "<u2"}  # of the dtypes that numpy lacks and whose element
 def arrays(lease: Lease) -> dict[str, NDArray[Any]]:
     """Return every tensor by its name.
 
-    The arrays keep the lease's memory alive, also after its release. Those of a lease
-    that is mapped or streamed can be written to: that changes this lease's copy only.
+    The arrays keep the lease's memory alive, also after its release. Unless it was acquired
+    with ``writable=False``, they can be written to: that changes this lease's copy only.
     """
     segment = np.frombuffer(lease.segment_view, dtype=np.uint8)
     strides = lease.strides

@@ -150,12 +150,10 @@ def add_adapter(model: Any, name: str, config: Mapping[str, Any], tensors: Mappi
     if unknown:
         raise _unsupported(f"unknown_field:{field}" for field in unknown)
     lora = peft.LoraConfig.from_peft_type(**{field: value for field, value in config.items() if field in _FIELDS})
-    is_new = not isinstance(model, peft.PeftModel)
-    if not is_new and name in model.peft_config:
-        raise InvalidRequest(f"the model has an adapter {name!r} already", adapter_name=name)
     change = _change_of_base(config)
-    if not is_new and change:
-        raise _unsupported([change], " beside others: it changes what they share")
+    is_new = not isinstance(model, peft.PeftModel)
+    if not is_new:
+        _check_addition(model, name, change)
     with _as_mismatch(name):
         # PEFT allocates nothing for the adapter, unless it has to compute something for the base.
         adapted = _wrapped(model, lora, name, empty=not change) if is_new else _extended(model, lora, name)
@@ -166,6 +164,14 @@ def add_adapter(model: Any, name: str, config: Mapping[str, Any], tensors: Mappi
         adapted.unload() if is_new else adapted.delete_adapter(name)
         raise
     return adapted.eval()
+
+
+def _check_addition(model: Any, name: str, change: str) -> None:
+    """Refuse an adapter that could not stand beside those that a model has."""
+    if name in model.peft_config:
+        raise InvalidRequest(f"the model has an adapter {name!r} already", adapter_name=name)
+    if change:
+        raise _unsupported([change], " beside others: it changes what they share")
 
 
 def _known(model: Any, artifact_id: str) -> str:

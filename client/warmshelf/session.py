@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -86,6 +88,14 @@ class Session:
             self.draining = True
         elif event == "superseded":
             self.superseded.add(message.superseded.lease_id)
+
+
+def holder_text(holder: str | None) -> str:
+    """Return who leases, as the wire takes it; by default host, program and process."""
+    if holder is None:
+        program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+        holder = f"{socket.gethostname()[:64]}/{program[:64]}:{os.getpid()}"  # the daemon takes 256 bytes
+    return holder.encode("utf-8", "backslashreplace").decode()
 
 
 _inherited: list[object] = []

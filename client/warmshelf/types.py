@@ -1,12 +1,15 @@
-"""The nouns of warmshelf, as both sides know them. No gRPC, no protobuf, no I/O."""
+"""The nouns of warmshelf, as both sides know them. No gRPC, no protobuf, no I/O.
+
+The values of enumerations are text: ``artifact.state == "ready"`` is true.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import Enum
 
+from warmshelf._str_enum import StrEnum
 from warmshelf.errors import InvalidId, InvalidRequest, WarmshelfError
 
 ID_BYTES_MAX = 255
@@ -46,7 +49,7 @@ def _id_fault(artifact_id: str) -> str:
     return "ends with a slash" if artifact_id.endswith("/") else ""
 
 
-class ArtifactKind(Enum):
+class ArtifactKind(StrEnum):
     """What an artifact is."""
 
     UNKNOWN = "unknown"
@@ -54,7 +57,7 @@ class ArtifactKind(Enum):
     ADAPTER = "adapter"
 
 
-class ArtifactState(Enum):
+class ArtifactState(StrEnum):
     """The life of an artifact, as seen from outside."""
 
     REGISTERED = "registered"
@@ -64,7 +67,7 @@ class ArtifactState(Enum):
     FAILED = "failed"
 
 
-class LoadPhase(Enum):
+class LoadPhase(StrEnum):
     """A step of a load, in order."""
 
     INSPECT = "inspect"
@@ -75,7 +78,7 @@ class LoadPhase(Enum):
     SEAL = "seal"
 
 
-class BaseCheck(Enum):
+class BaseCheck(StrEnum):
     """How far an adapter was compared with its base."""
 
     UNCHECKED = "unchecked"
@@ -83,7 +86,7 @@ class BaseCheck(Enum):
     PARTIAL = "partial"
 
 
-class EngineOutcome(Enum):
+class EngineOutcome(StrEnum):
     """What an engine does with an adapter, from best to worst."""
 
     SERVES = "serves"
@@ -182,7 +185,7 @@ class Failure:
     details: dict[str, str] = field(default_factory=dict)
 
 
-class SyncState(Enum):
+class SyncState(StrEnum):
     """How far the other nodes of a fleet know of a registration."""
 
     LOCAL = "local"
@@ -295,7 +298,7 @@ class Progress:
     artifact: Artifact | None = None
 
 
-class ChangeKind(Enum):
+class ChangeKind(StrEnum):
     """What a change of a watch tells."""
 
     CHANGED = "changed"
@@ -303,6 +306,7 @@ class ChangeKind(Enum):
     COMPLETE = "complete"
     STARTED_OVER = "started_over"
     ALIAS = "alias"
+    ALIAS_REMOVED = "alias_removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,14 +314,14 @@ class Change:
     """What a watch tells of the artifacts known.
 
     CHANGED: one is new or another than before. REMOVED: one is forgotten. COMPLETE: all that are
-    known have been told. ALIAS: one is new or was moved.
+    known have been told. ALIAS: one is new or was moved. ALIAS_REMOVED: one is forgotten.
     STARTED_OVER: changes were missed; forget all that was told, it comes anew.
 
     Attributes:
         sequence: the number to go on after; 0 before a COMPLETE.
         kind: what is told.
         artifact: for CHANGED, as it was when it was told.
-        artifact_id: for CHANGED, REMOVED and, as what it means now, ALIAS.
+        artifact_id: for CHANGED, REMOVED and, as what it means now, ALIAS; the alias for ALIAS_REMOVED.
         alias: for ALIAS.
     """
 

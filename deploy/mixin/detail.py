@@ -192,6 +192,12 @@ def _fleet() -> list[AnyPanel]:
             unit="ops",
         ),
         lines(
+            "Turns at sources",
+            "Who was about to read what others may want too: the first reads, others wait for it.",
+            Query(_rate("warmshelf_source_turns_total", "outcome"), "{{outcome}}"),
+            unit="ops",
+        ),
+        lines(
             "Loads to other nodes",
             "Refused ones were too many at once.",
             Query(_rate("warmshelf_neighbour_uploads_total", "outcome"), "{{outcome}}"),

@@ -12,9 +12,12 @@ from datetime import datetime
 from warmshelf.errors import ArtifactNotFound, InvalidSpec
 from warmshelf.types import Alias, check_id
 from warmshelfd import failpoints
-from warmshelfd.domain.aliases import before_last_move, moved
+from warmshelfd.domain.aliases import before_last_move, check_meant, moved
 from warmshelfd.domain.catalog import Catalog
 from warmshelfd.registry.base import Registry
+
+OnRemove = Callable[[str], None]
+"""Told the name of an alias that is gone."""
 
 OnMove = Callable[[Alias, str], None]
 """Told an alias as it is now, and what it meant before; "" for a new one."""
@@ -30,6 +33,7 @@ class Aliases:
         self._by_name: dict[str, Alias] = {}  # event loop only
         self._turn = asyncio.Lock()  # one move at a time
         self.on_move: list[OnMove] = []
+        self.on_remove: list[OnRemove] = []
 
     async def start(self) -> None:
         """Read what is kept."""
@@ -65,10 +69,30 @@ class Aliases:
 
     async def roll_back(self, name: str) -> Alias:
         """Make an alias mean what it did before; see AliasService.RollBackAlias for the errors."""
+        alias = self._known(name)
+        return await self.set(name, before_last_move(alias), alias.artifact_id)
+
+    async def remove(self, name: str, expected_id: str) -> None:
+        """Forget an alias; see AliasService.RemoveAlias for the errors."""
+        async with self._turn:
+            before = self._known(name)
+            if expected_id:
+                check_meant(before, name, expected_id)
+            await self._registry.remove_alias(before)
+            failpoints.hit("move.recorded")
+            self.take_down(name)
+
+    def _known(self, name: str) -> Alias:
         alias = self._by_name.get(name)
         if alias is None:
             raise ArtifactNotFound(f"there is no alias {name[:255]!r}", name=name[:255])
-        return await self.set(name, before_last_move(alias), alias.artifact_id)
+        return alias
+
+    def take_down(self, name: str) -> None:
+        """Have an alias no longer that the registry has forgotten."""
+        if self._by_name.pop(name, None) is not None:
+            for tell in self.on_remove:
+                tell(name)
 
     def take_up(self, alias: Alias) -> None:
         """Have an alias that the registry has kept."""

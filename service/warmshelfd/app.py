@@ -38,6 +38,7 @@ from warmshelfd.opening import open_spool
 from warmshelfd.operating import Operating
 from warmshelfd.parts import (
     admission_of,
+    claims_of,
     flight_of,
     lease_table_of,
     load_threads_of,
@@ -94,7 +95,8 @@ class Daemon:
         registry = registry_of(settings, self.metrics)
         self._residency_map = residency_map_of(settings, catalog, self.metrics)
         neighbours = neighbours_of(settings, self._residency_map, self.metrics)
-        loader = Loader(self._sources, residency, registry, load_threads_of(settings), neighbours)
+        self._claims = claims_of(settings, self._residency_map, neighbours, self.metrics)
+        loader = Loader(self._sources, residency, registry, load_threads_of(settings), neighbours, self._claims)
         self._shelf = Shelf(
             catalog=catalog,
             leases=leases,
@@ -136,7 +138,7 @@ class Daemon:
             await self._serve()
 
     async def _serve(self) -> None:
-        self._warn_of_disk()
+        self._warn_of_arena()
         await self._shelf.start()
         self._fleet.start()
         await self._pushing.start()
@@ -179,6 +181,7 @@ class Daemon:
             await asyncio.wait(background)
             await examining.close()
             await servers.stop(_STOP_GRACE_SECONDS)
+            await self._claims.close()
             await self._residency_map.close()
             await self._pushing.stop()
             await warmth.save(is_last=True)
@@ -186,13 +189,20 @@ class Daemon:
             self._arena.close()
             self._tracing.close()
 
-    def _warn_of_disk(self) -> None:
+    def _warn_of_arena(self) -> None:
         volume = self._arena.volume
         if not volume.is_memory:
             _log.warning(
                 "the arena %s is on %s, not in memory: loads wait for the disk, and the page cache comes on top",
                 self._arena.directory,
                 volume.type_name,
+            )
+        if self._arena.lacking_bytes:
+            _log.warning(
+                "the file system of the arena %s has %d bytes, %d less than the budget: that is the budget now",
+                self._arena.directory,
+                self._arena.budget_bytes,
+                self._arena.lacking_bytes,
             )
 
     def _on_change(self, artifact_id: str) -> None:
@@ -245,6 +255,7 @@ class Daemon:
             f"address={','.join(addresses)} arena={arena.directory} "
             f"budget={arena.budget_bytes} page_size={arena.page_size_bytes} pinning={arena.pinning}"
             + ("" if arena.volume.is_memory else f" file_system={arena.volume.type_name} WARNING=not-in-memory")
+            + (f" lacking={arena.lacking_bytes} WARNING=file-system-too-small" if arena.lacking_bytes else "")
             + (f" http={self._operating.address}" if self._operating.address else "")
         )
 

@@ -18,23 +18,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import TomlConfigSettingsSource
 
 from warmshelf.errors import InvalidConfig
 from warmshelfd import __version__
+from warmshelfd.identities import IdentitySettings
 from warmshelfd.settings import Settings
+from warmshelfd.sources.settings import SourceSettings
 
 _PREFIX = "WARMSHELF_"
 _SQLITE = "sqlite://"
 _LISTS = frozenset({"listen", "allow_source", "preload", "neighbours", "anonymous_roles"})
 _KNOWN = frozenset(Settings.model_fields) - {"purge"}
-_ONLY_IN_FILE = frozenset({"source", "identity"})
+_TABLES: Mapping[str, type[BaseModel]] = {"source": SourceSettings, "identity": IdentitySettings}
+_ONLY_IN_FILE = frozenset(_TABLES)
 _FLAGS = frozenset({"insecure"})
 _OF_CLIENTS = frozenset({"address", "daemon_uid", "tls_ca", "tls_cert", "tls_key", "token_file"})
 _NOT_OURS = frozenset({"config", "failpoints"}) | _OF_CLIENTS
 """Variables that are read elsewhere: by ``parse``, by clients, by ``failpoints``."""
-_MAY_HOLD_SECRETS = frozenset({"trace_endpoint", "registry", "registry_password", "source", "identity"})
+_MAY_HOLD_SECRETS = frozenset({"trace_endpoint", "registry", "registry_password"}) | _ONLY_IN_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +78,24 @@ def _settings(given: Mapping[str, _Given]) -> Settings:
     try:
         return Settings(**{name: _as_list(name, one.value) for name, one in given.items()})
     except ValidationError as error:
-        first = error.errors()[0]
-    why = first["msg"].removeprefix("Value error, ")
-    name = str(first["loc"][0]) if first["loc"] else ""
+        found = error.errors()
+    raise _refusal(next((one for one in found if one["type"] == "extra_forbidden"), found[0]), given)
+
+
+def _refusal(found: ErrorDetails, given: Mapping[str, _Given]) -> InvalidConfig:
+    """Return what the library found, in our words: whose value it is, and where in a table."""
+    name, *inner = map(str, found["loc"]) if found["loc"] else ("",)
+    why = found["msg"].removeprefix("Value error, ")
     if name not in given:
-        raise InvalidConfig(why)
-    shown = "" if name in _MAY_HOLD_SECRETS else f" {str(first['input'])[:200]!r}"
-    raise InvalidConfig(f"{given[name].origin}{shown}: {why}", option=name)
+        return InvalidConfig(why)
+    keys = [key for key in inner if not key.isdecimal()]
+    if found["type"] == "extra_forbidden" and name in _TABLES:
+        (nearest,) = difflib.get_close_matches(keys[-1], sorted(_TABLES[name].model_fields), n=1, cutoff=0)
+        why = f"{keys[-1]!r} is no key of it; the nearest is {nearest!r}"
+    elif keys:
+        why = f"{'.'.join(keys)}: {why}"
+    shown = "" if name in _MAY_HOLD_SECRETS else f" {str(found['input'])[:200]!r}"
+    return InvalidConfig(f"{given[name].origin}{shown}: {why}", option=name)
 
 
 def _as_list(name: str, value: Any) -> Any:

@@ -45,6 +45,10 @@ class Fleet(Listener):
         """As the interface says."""
         self._shelf.aliases.take_up(alias)
 
+    def hear_alias_removed(self, name: str) -> None:
+        """As the interface says."""
+        self._shelf.aliases.take_down(name)
+
     async def hear(self, heard: Heard) -> bool | None:
         """As the interface says.
 

@@ -21,7 +21,7 @@ from warmshelfd import failpoints
 from warmshelfd.domain.catalog import Catalog, Entry
 from warmshelfd.domain.state import Event
 from warmshelfd.load import Load
-from warmshelfd.loading import Complete, Loaded, Loader
+from warmshelfd.loading import Loader
 from warmshelfd.metric_table import Outcome
 from warmshelfd.metrics import Metrics
 from warmshelfd.records import remember, to_registration
@@ -29,6 +29,7 @@ from warmshelfd.registry.base import Registration
 from warmshelfd.residency import Residency
 from warmshelfd.tracing import EndedLoad, Tracing
 from warmshelfd.turns import Priority
+from warmshelfd.wishes import Complete, Loaded, Wishes
 
 _log = logging.getLogger(__name__)
 
@@ -148,12 +149,9 @@ class Flights:
 
     async def _run(self, entry: Entry, load: Load) -> None:
         try:
-            known = to_registration(entry)
-            loaded = await self._loader.run(
-                known, load, lambda: self._begin(entry, load), self._complete, lambda found: _as_asked(found, entry)
-            )
+            loaded = await self._loader.run(self._wishes(entry, load))
             failpoints.hit("load.ready")
-            await self._land(entry, load, loaded, known)
+            await self._land(entry, load, loaded)
         except asyncio.CancelledError:
             pass  # who stopped it has said so
         except WarmshelfError as error:
@@ -166,6 +164,16 @@ class Flights:
                 del self._loads[entry.artifact_id]
             self._residency.notify()
             self._count(entry, load)
+
+    def _wishes(self, entry: Entry, load: Load) -> Wishes:
+        return Wishes(
+            known=lambda: to_registration(entry),
+            load=load,
+            reserved=lambda: self._begin(entry, load),
+            complete=self._complete,
+            as_asked=lambda found: _as_asked(found, entry),
+            is_owed=lambda: entry.state is ArtifactState.READY and not entry.digest,
+        )
 
     def _count(self, entry: Entry, load: Load) -> None:
         """Tell metrics and traces how a load went; in its task, which inherited the span of who began it."""
@@ -180,7 +188,7 @@ class Flights:
         if self._current(entry, load) and entry.state is not ArtifactState.LOADING:
             self._catalog.apply(entry.artifact_id, Event.LOAD_STARTED)
 
-    async def _land(self, entry: Entry, load: Load, loaded: Loaded, known: Registration) -> None:
+    async def _land(self, entry: Entry, load: Load, loaded: Loaded) -> None:
         segment_id = loaded.segment.segment_id
         if not self._current(entry, load):  # removed or replaced meanwhile: nobody can name these bytes
             if loaded.is_shared:
@@ -188,7 +196,7 @@ class Flights:
             else:
                 await self._residency.discard(loaded.segment)
             raise asyncio.CancelledError
-        is_other = to_registration(entry) != known  # and may have been saved after what the load wrote
+        is_other = to_registration(entry) != loaded.known  # and may have been saved after what the load wrote
         remember(entry, _as_asked(loaded.registration, entry))
         self._begin(entry, load)
         if loaded.is_shared:

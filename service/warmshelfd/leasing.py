@@ -13,10 +13,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from warmshelf.errors import (
-    DeadlineExceeded,
     DigestMismatch,
     Draining,
     LeaseLost,
@@ -35,11 +33,10 @@ from warmshelfd.load import Load
 from warmshelfd.matching import needs_check
 from warmshelfd.memory.segment import Segment
 from warmshelfd.records import to_artifact
-from warmshelfd.running import wait_at_most
+from warmshelfd.running import answer_by, within
 from warmshelfd.shelf import Shelf
+from warmshelfd.touching import ensure_untouched
 from warmshelfd.turns import Priority
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -50,9 +47,6 @@ _GIVEN_UP_COUNT_MAX = 64
 
 _PROGRESS_SECONDS = 0.1
 """Progress is told at most this often."""
-
-_ANSWER_SECONDS_MAX = 0.25
-"""Callers are answered this much before their deadline, so that the answer still reaches them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +150,10 @@ class Leasing:
         shelf, asked = self._shelf, artifact_id
         artifact_id = shelf.aliases.resolve(asked)
         self._must_be_open(session_id)
-        await self._known(artifact_id, _until(timeout))
+        await self._known(artifact_id, answer_by(timeout))
         joined: list[Load] = []  # loads are wanted until the lease is granted, so nobody evicts in between
         try:
-            entry = await self._ready(artifact_id, options, _until(timeout), joined)
+            entry = await self._ready(artifact_id, options, answer_by(timeout), joined)
             self._must_be_open(session_id)  # it may have ended while we waited
             now = shelf.clock()
             if lease_id in self._given_up[session_id]:
@@ -188,7 +182,7 @@ class Leasing:
     async def _known(self, artifact_id: str, until: float) -> None:
         if self._shelf.catalog.find(artifact_id) is None:
             check_id(artifact_id)
-            await _within(self.register_unknown(artifact_id), until, f"{artifact_id!r} is being registered")
+            await within(self.register_unknown(artifact_id), until, f"{artifact_id!r} is being registered")
 
     def _must_be_open(self, session_id: str) -> None:
         if session_id not in self._notices:
@@ -207,17 +201,22 @@ class Leasing:
                     return entry
             elif options.resident_only:
                 raise NotResident(f"{artifact_id!r} is {entry.state.value}", artifact_id=artifact_id)
-            elif entry.state is ArtifactState.EVICTING:
-                await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
             else:
-                if needs_check(entry):
-                    await _within(
-                        shelf.matching.check_base(entry), until, f"{artifact_id!r} is being compared with its base"
-                    )
-                    if shelf.catalog.find(artifact_id) is not entry or entry.state in RESIDENT:
-                        continue
-                joined.append(self._join(entry, Priority.DEMAND))
-                await shelf.flights.wait(joined[-1], until - time.monotonic())
+                await self._come_closer(entry, until, joined)
+
+    async def _come_closer(self, entry: Entry, until: float, joined: list[Load]) -> None:
+        """Wait for one thing that an artifact needs before it can be READY, unless it is meanwhile."""
+        shelf, artifact_id = self._shelf, entry.artifact_id
+        if entry.state is ArtifactState.EVICTING:
+            await within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
+            return
+        if needs_check(entry):
+            check = shelf.matching.check_base(entry)
+            await within(check, until, f"{artifact_id!r} is being compared with its base")
+            if shelf.catalog.find(artifact_id) is not entry or entry.state in RESIDENT:
+                return
+        joined.append(self._join(entry, Priority.DEMAND))
+        await shelf.flights.wait(joined[-1], until - time.monotonic())
 
     def _join(self, entry: Entry, priority: Priority) -> Load:
         if self._shelf.draining:
@@ -226,12 +225,13 @@ class Leasing:
 
     async def _checked(self, entry: Entry, until: float) -> bool:
         """Say whether the bytes are what was sealed; if not, they are withdrawn."""
-        segment_id = entry.segment_id
-        if self._shelf.residency.get(segment_id).segment.checked:
-            return True
+        segment_id, residency = entry.segment_id, self._shelf.residency
         try:
-            check = self._shelf.residency.ensure_checked(segment_id)
-            await _within(check, until, f"{entry.artifact_id!r} is being checked")
+            await ensure_untouched(residency, segment_id)
+            if residency.get(segment_id).segment.checked:
+                return True
+            check = residency.ensure_checked(segment_id)
+            await within(check, until, f"{entry.artifact_id!r} is being checked")
         except SegmentCorrupt as error:
             self._shelf.withdraw_bytes(segment_id, error)
             return False
@@ -242,17 +242,14 @@ class Leasing:
         expected, pinned = options.expected_digest, entry.spec.source.expected_digest
         if not expected or expected == pinned:
             return True
-        if not entry.digest and expected.startswith("blake3:"):
-            hashing = self._hashing.start(entry)
-            if hashing is not None:
-                await _within(asyncio.wait([hashing]), until, f"{entry.artifact_id!r} is being hashed")
-                if not hashing.cancelled() and hashing.exception() is not None:
-                    await hashing
-            return False  # look again
-        actual = entry.digest
         if expected.startswith("sha256:"):  # which only the source tells
             why = f"the source of {entry.artifact_id!r} is being hashed"
-            actual = await _within(self._hashing.source_sha256(entry), until, why)
+            actual = await within(self._hashing.source_sha256(entry), until, why)
+        elif entry.digest:
+            actual = entry.digest
+        else:
+            await self._hashed(entry, until)
+            return False  # look again
         if expected != actual:
             raise DigestMismatch(
                 f"{entry.artifact_id!r} has digest {actual or 'unknown'}, expected {expected}",
@@ -261,6 +258,14 @@ class Leasing:
                 actual=actual,
             )
         return True
+
+    async def _hashed(self, entry: Entry, until: float) -> None:
+        """Wait until the digest is known, or its failure; nothing is hashed if the bytes have left."""
+        hashing = self._hashing.start(entry)
+        if hashing is not None:
+            await within(asyncio.wait([hashing]), until, f"{entry.artifact_id!r} is being hashed")
+            if not hashing.cancelled() and hashing.exception() is not None:
+                await hashing
 
     def release(self, session_id: str, lease_id: str) -> None:
         """End a lease. Releasing an unknown one is fine."""
@@ -311,14 +316,14 @@ class Leasing:
         Closing the iterator stops the load unless somebody else wants it. With ``detach`` it is
         told once how far it is; the load goes on until it is done or the time is up.
         """
-        shelf, until = self._shelf, _until(timeout)
+        shelf, until = self._shelf, answer_by(timeout)
         artifact_id = shelf.aliases.resolve(artifact_id)
         await self._known(artifact_id, until)
         entry = shelf.catalog.get(artifact_id)
         if entry.state is ArtifactState.READY:
             await shelf.registering.notice_change(entry)
         while (entry := shelf.catalog.get(artifact_id)).state is ArtifactState.EVICTING:
-            await _within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
+            await within(shelf.residency.changed().wait(), until, f"{artifact_id!r} is being evicted")
         if entry.state is not ArtifactState.READY and detach:
             load = self._detach(entry, until, priority)
             yield Progress(load.phase, load.done_bytes, load.total_bytes, shelf.get(artifact_id))
@@ -379,19 +384,3 @@ def to_lease(record: LeaseRecord, *, secret: bool = False) -> LeaseInfo:
     """Return a lease as callers see it; only its holder sees its ID."""
     lease_id = record.lease_id if secret else ""
     return LeaseInfo(record.artifact_id, record.generation, record.holder, record.acquire_time, lease_id)
-
-
-def _until(timeout: float | None) -> float:
-    """Return the monotonic time by which the caller must be answered."""
-    if timeout is None:
-        return float("inf")
-    return time.monotonic() + timeout - min(_ANSWER_SECONDS_MAX, timeout / 10)
-
-
-async def _within(awaitable: Awaitable[T], until: float, why: str) -> T:
-    """Await something until the caller must be answered."""
-    left = None if until == float("inf") else max(until - time.monotonic(), 0)
-    try:
-        return await wait_at_most(awaitable, left)
-    except asyncio.TimeoutError:
-        raise DeadlineExceeded(f"time is up: {why}") from None

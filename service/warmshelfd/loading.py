@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from typing import TypeVar
 from warmshelf.errors import SourceChanged, SourceChangedDuringLoad, SourceNotFound, SourceUnavailable
 from warmshelf.types import ArtifactKind, LoadPhase, Source
 from warmshelfd import failpoints
+from warmshelfd.claims import Claims
 from warmshelfd.decrypting import plain_reads
 from warmshelfd.digesting import (
     Cancelled,
@@ -45,7 +46,7 @@ from warmshelfd.inspecting import (
 )
 from warmshelfd.load import Load
 from warmshelfd.memory.books import Reservation
-from warmshelfd.memory.segment import Segment, SegmentWriter
+from warmshelfd.memory.segment import SegmentWriter
 from warmshelfd.metric_table import NEIGHBOUR
 from warmshelfd.neighbours import Neighbours
 from warmshelfd.pools import LoadThreads, Pools
@@ -54,21 +55,9 @@ from warmshelfd.residency import Residency
 from warmshelfd.running import run_stoppable, run_to_the_end
 from warmshelfd.sealing import files_digest, manifest_of
 from warmshelfd.sources.base import OpenSource
+from warmshelfd.wishes import Loaded, Wishes
 
 T = TypeVar("T")
-
-Complete = Callable[[Registration, Examined], Awaitable[Registration]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Wishes:
-    """What ``run`` was asked for."""
-
-    known: Registration
-    load: Load
-    reserved: Callable[[], None]
-    complete: Complete
-    as_asked: Callable[[Registration], Registration]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +79,6 @@ class _Job:
         return self.examined.inspected.kind
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The bytes of an artifact.
-
-    Shared ones count as being read until ``end_stream``.
-    """
-
-    segment: Segment
-    registration: Registration
-    is_shared: bool = False
-
-
 class Loader:
     """Carries out loads."""
 
@@ -112,12 +89,14 @@ class Loader:
         registry: Registry,
         threads: LoadThreads,
         neighbours: Neighbours,
+        claims: Claims,
     ) -> None:
         self._sources = sources
         self._residency = residency
         self._arena = residency.arena
         self._registry = registry
         self._neighbours = neighbours
+        self._claims = claims
         self._read_threads = threads.reads
         self._pools = Pools(threads)
 
@@ -157,35 +136,38 @@ class Loader:
 
         return await self._with_source(source, digest)
 
-    async def run(
-        self,
-        known: Registration,
-        load: Load,
-        reserved: Callable[[], None],
-        complete: Complete,
-        as_asked: Callable[[Registration], Registration],
-    ) -> Loaded:
-        """Load an artifact; return its bytes and what is to be remembered of it.
+    async def run(self, wishes: Wishes) -> Loaded:
+        """Load an artifact.
 
-        ``complete`` adds what an inspection found, where it found something new;
-        ``as_asked`` adds what callers asked for since the load began. ``reserved`` is
-        called once space is promised. On every way out but success the space, the file
-        and the source are given back. Content that is resident already, under whatever
-        ID, is shared and not kept twice. What a neighbour has is taken from there, if that works.
+        On every way out but success the space, the file and the source are given back. Content that is resident
+        already, under whatever ID, is shared and not kept twice. What a neighbour has is taken from there, if that
+        works; and while one reads the same source, it is waited for.
         """
         failpoints.hit("load.started")
-        wishes = _Wishes(known, load, reserved, complete, as_asked)
-        is_here = bool(self._residency.find_content(known.digest, known.kind))
-        async for neighbour in self._neighbours.offers(known, is_wanted=not is_here):
-            load.scheme = NEIGHBOUR
-            loaded = await neighbour.taken(self._load_from(neighbour.origin, wishes))
+        tried: set[str] = set()
+        turn = self._claims.turn(wishes.load, wishes.is_owed)
+        while True:
+            known = wishes.known()
+            if self._residency.find_content(known.digest, known.kind):
+                break
+            loaded = await self._from_neighbours(known, tried, wishes)
             if loaded is not None:
                 return loaded
-            load.begin_again()
-        return await self._load_from(SourceOrigin(self._sources, known.spec.source), wishes)
+            if await turn.is_mine(known):
+                break
+        return await self._load_from(SourceOrigin(self._sources, known.spec.source), known, wishes)
 
-    async def _load_from(self, origin: Origin, wishes: _Wishes) -> Loaded:
-        known, load = wishes.known, wishes.load
+    async def _from_neighbours(self, known: Registration, tried: set[str], wishes: Wishes) -> Loaded | None:
+        async for neighbour in self._neighbours.offers(known, tried):
+            wishes.load.scheme = NEIGHBOUR
+            loaded = await neighbour.taken(self._load_from(neighbour.origin, known, wishes))
+            if loaded is not None:
+                return loaded
+            wishes.load.begin_again()
+        return None
+
+    async def _load_from(self, origin: Origin, known: Registration, wishes: Wishes) -> Loaded:
+        load = wishes.load
         opened: list[OpenSource] = []  # filled in the thread: a cancel cannot lose what was opened
 
         def begin(cancelled: Cancelled) -> tuple[Examined, Outline]:
@@ -264,7 +246,7 @@ class Loader:
         failpoints.hit("load.recorded")
         load.enter(LoadPhase.PIN)
         segment = await run_to_the_end(self._threads(job), writer.publish)
-        return Loaded(segment, registration)
+        return Loaded(segment, registration, job.known)
 
     async def _share(self, job: _Job, digest: str) -> Loaded | None:
         """Return the resident bytes with this digest, held against eviction, if there are any."""
@@ -280,7 +262,7 @@ class Loader:
         except BaseException:
             self._residency.end_stream(segment_id)
             raise
-        return Loaded(segment, registration, is_shared=True)
+        return Loaded(segment, registration, job.known, is_shared=True)
 
     def _fill(
         self, job: _Job, load: Load, writer: SegmentWriter, sums: HotSums, cancelled: Cancelled

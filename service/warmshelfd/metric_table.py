@@ -155,6 +155,13 @@ ADOPTIONS = Spec(
     {"result": (ADOPTED, *_NOT_ADOPTED)},
 )
 
+CHANGED = Spec(
+    Counter,
+    "warmshelf_segments_changed_total",
+    "Segments in memory that were found not to be as they were sealed, by how their file looks or by their CRCs. They "
+    "are given to nobody any more, and load again.",
+)
+
 # --- streams and calls ------------------------------------------------------
 
 STREAMS = Spec(Gauge, "warmshelf_streams", "Reads under way.")
@@ -202,6 +209,14 @@ NEIGHBOUR_LOADS = Spec(
     "Loads that were to be taken from another node, by how that went: ok, or it was busy, had it no longer (gone), was "
     "dead, slow, sent something else (lied), is at an address that is not allowed, or this node failed.",
     {"outcome": ("ok", "busy", "gone", "dead", "slow", "lied", "not_allowed", "failed")},
+)
+SOURCE_TURNS = Spec(
+    Counter,
+    "warmshelf_source_turns_total",
+    "Loads that were about to read what other nodes may want too, by what they found: nobody else (first), another "
+    "node that was waited for (waited), one that came no further (given_up), or no shared registry to ask (away). "
+    "Who waited and then reads the source itself is counted twice.",
+    {"outcome": ("first", "waited", "given_up", "away")},
 )
 NEIGHBOUR_UPLOADS = Spec(
     Counter,

@@ -33,6 +33,7 @@ from warmshelfd.metric_table import (
     ARTIFACTS,
     BUILD_INFO,
     CALLERS_WAITING,
+    CHANGED,
     CREDENTIALS_REFUSED,
     EVICTIONS,
     FALLBACKS,
@@ -55,6 +56,7 @@ from warmshelfd.metric_table import (
     ROOM_WAITS,
     SEGMENTS,
     SESSIONS,
+    SOURCE_TURNS,
     SPECS,
     STARTED,
     STREAMED,
@@ -146,6 +148,10 @@ class Metrics:
         """Count a segment found at start; ``reason`` is why it was not adopted."""
         self._of(ADOPTIONS, reason.lower() or ADOPTED).inc()
 
+    def segment_changed(self) -> None:
+        """Count a segment that somebody or something has changed."""
+        self._of(CHANGED).inc()
+
     def fell_back(self, reason: str) -> None:
         """Count a client that streams because it could not map."""
         self._of(FALLBACKS, reason).inc()
@@ -188,6 +194,10 @@ class Metrics:
     def neighbour(self, outcome: str, count: int = 1) -> None:
         """Count how taking a load from another node went."""
         self._of(NEIGHBOUR_LOADS, outcome).inc(count)
+
+    def source_turn(self, outcome: str) -> None:
+        """Count what a load found that was about to read a source."""
+        self._of(SOURCE_TURNS, outcome).inc()
 
     def upload(self, outcome: str) -> None:
         """Count a load of another node from this one."""

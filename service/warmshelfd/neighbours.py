@@ -1,8 +1,9 @@
 """Bytes from neighbours: which nodes a load may be taken from, in what order, and which are left alone for a while.
 
 A neighbour is asked for what it says that it has, at an address in the networks that the operator
-allows, and believed nothing before its bytes' digest is the one that the ID is pinned to. Of several the
-quicker is asked more often. Runs on the event loop, but for what reads. Whoever takes nothing here takes the source.
+allows, and believed nothing before its bytes' digest is the one that the ID is pinned to. Of several, those of
+the same zone come first, and the quicker is asked more often. Runs on the event loop, but for what reads.
+Whoever takes nothing here takes the source.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class NeighbourRules:
         patience: how long each may take.
         wait_seconds: how long to wait for one that is not busy.
         holder: what they are told that this node is called.
+        zone: where this node is; "" if nobody said.
         security: how they are known, and this node to them.
     """
 
@@ -80,6 +82,7 @@ class NeighbourRules:
     patience: Patience
     wait_seconds: float
     holder: str
+    zone: str = ""
     security: Security = PLAIN
 
     def allow(self, address: str) -> tuple[str, int] | None:
@@ -107,33 +110,44 @@ class Neighbours:
         self._rates: dict[str, float] = {}  # bytes a second by node ID, the latest last
         self._left_alone: dict[str, float] = {}  # until when, by node ID
 
-    async def offers(self, known: Registration, *, is_wanted: bool) -> AsyncIterator[Offer]:
-        """Yield neighbours to take an artifact from, each after the one before was of no use."""
-        if not is_wanted or not self._rules.networks or not _can_be_proven(known):
+    def may_take(self, node: Node) -> bool:
+        """Say whether a node could be asked now."""
+        is_there = bool(self._rules.networks and node.address and self._rules.allow(node.address))
+        return is_there and not self._is_left_alone(node)
+
+    async def offers(self, known: Registration, tried: set[str]) -> AsyncIterator[Offer]:
+        """Yield neighbours to take an artifact from, each after the one before was of no use.
+
+        ``tried`` are the IDs of those that were of none already; they are added there.
+        """
+        if not self._rules.networks or not _can_be_proven(known):
             return
-        tried: set[str] = set()
         until = time.monotonic() + self._rules.wait_seconds
+        busy: set[str] = set()  # since the last pause
         while len(tried) < TRIES_MAX:
             there = self._allowed(await self._find(known.digest))
             fresh = [one for one in there if one.node.node_id not in tried]
-            if not fresh:
-                return
-            offer = Offer(self, _Image(self._rules, self._limits, self._heads, self._pick(fresh), known))
-            yield offer
-            if offer.outcome != "busy":
-                tried.add(offer.node.node_id)
-            elif time.monotonic() > until:
+            free = [one for one in fresh if one.node.node_id not in busy]
+            if free:
+                resident = self._pick(nearest(free, self._rules.zone))
+                offer = Offer(self, _Image(self._rules, self._limits, self._heads, resident, known))
+                yield offer
+                (busy if offer.outcome == "busy" else tried).add(offer.node.node_id)
+            elif not fresh or time.monotonic() > until:
                 return
             else:
+                busy.clear()
                 await asyncio.sleep(random.uniform(*_BUSY_PAUSE_SECONDS))  # noqa: S311 - spreads, guards nothing
 
     def _allowed(self, there: Sequence[Resident]) -> list[Resident]:
-        now = time.monotonic()
-        asked = [one for one in there if self._left_alone.get(one.node.node_id, 0.0) < now and one.node.address]
+        asked = [one for one in there if one.node.address and not self._is_left_alone(one.node)]
         allowed = [one for one in asked if self._rules.allow(one.node.address)]
         if len(allowed) < len(asked):
             self._metrics.neighbour("not_allowed", len(asked) - len(allowed))
         return allowed
+
+    def _is_left_alone(self, node: Node) -> bool:
+        return self._left_alone.get(node.node_id, 0.0) >= time.monotonic()
 
     def _pick(self, there: Sequence[Resident]) -> Resident:
         """Return one of them: by chance, the quicker the likelier; of whom nothing is known, as if the quickest."""
@@ -247,6 +261,11 @@ class _Image(Origin):
 
 
 # --- pure parts -------------------------------------------------------------
+
+
+def nearest(there: Sequence[Resident], zone: str) -> Sequence[Resident]:
+    """Return those of the same zone, or all if there are none."""
+    return [one for one in there if zone and one.node.zone == zone] or there
 
 
 def _can_be_proven(known: Registration) -> bool:

@@ -28,7 +28,7 @@ _ALIAS = "@"  # before the name of an alias among the IDs that changed; no ID be
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One message of a watch: an artifact or an alias as it is now, an ID that is gone, or the end of the snapshot.
+    """One message of a watch: an artifact or an alias as it is now, one that is gone, or the end of the snapshot.
 
     ``sequence`` is what to go on after; 0 within the snapshot, which cannot be resumed.
     """
@@ -37,6 +37,7 @@ class Seen:
     artifact: Artifact | None = None
     removed_id: str = ""
     alias: Alias | None = None
+    removed_alias: str = ""
 
 
 class Observing:
@@ -46,6 +47,7 @@ class Observing:
         self._shelf = shelf
         self._changes = changes
         shelf.aliases.on_move.append(lambda alias, _: self.note(_ALIAS + alias.name))
+        shelf.aliases.on_remove.append(lambda name: self.note(_ALIAS + name))
         self._moved = asyncio.Event()  # event loop only: set at the next change, then replaced
 
     def note(self, artifact_id: str) -> None:
@@ -79,7 +81,9 @@ class Observing:
 
     def _seen(self, sequence: int, artifact_id: str) -> Seen:
         if artifact_id.startswith(_ALIAS):
-            return Seen(sequence, alias=self._shelf.aliases.find(artifact_id.removeprefix(_ALIAS)))
+            name = artifact_id.removeprefix(_ALIAS)
+            alias = self._shelf.aliases.find(name)
+            return Seen(sequence, alias=alias, removed_alias="" if alias else name)
         entry = self._shelf.catalog.find(artifact_id)
         return Seen(sequence, removed_id=artifact_id) if entry is None else Seen(sequence, to_artifact(entry))
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from warmshelf.errors import InvalidConfig
 from warmshelfd import __version__
+from warmshelfd.claims import ClaimRules, Claims
 from warmshelfd.credentials import Credentials
 from warmshelfd.decrypting import Keys
 from warmshelfd.domain.catalog import Catalog
@@ -19,7 +20,7 @@ from warmshelfd.neighbours import NeighbourRules, Neighbours
 from warmshelfd.opening import openers
 from warmshelfd.pools import LoadThreads
 from warmshelfd.registry.base import Registry
-from warmshelfd.registry.open import open_registry, open_residents
+from warmshelfd.registry.open import open_claims, open_registry, open_residents
 from warmshelfd.residency_map import ResidencyMap
 from warmshelfd.servicers.admission import Admission
 from warmshelfd.servicers.flight import FlightBudget
@@ -106,9 +107,18 @@ def load_threads_of(settings: Settings) -> LoadThreads:
 def neighbours_of(settings: Settings, residency_map: ResidencyMap, metrics: Metrics) -> Neighbours:
     """Return the nodes that loads may be taken from."""
     patience = Patience(settings.neighbour_stall_seconds, settings.neighbour_bytes_per_second_min)
-    security, name = settings.neighbour_security(), residency_map.node.name
-    rules = NeighbourRules(settings.neighbours, patience, settings.neighbour_wait_seconds, name, security)
+    security, node = settings.neighbour_security(), residency_map.node
+    wait_seconds = settings.neighbour_wait_seconds
+    rules = NeighbourRules(settings.neighbours, patience, wait_seconds, node.name, node.zone, security)
     return Neighbours(rules, settings.format_limits(), residency_map.holders, metrics)
+
+
+def claims_of(settings: Settings, residency_map: ResidencyMap, neighbours: Neighbours, metrics: Metrics) -> Claims:
+    """Return who says which sources are read here, and looks what others read."""
+    credentials = partial(registry_credentials, settings)
+    store = open_claims(settings.registry, credentials=credentials, ca_file=settings.registry_ca_file)
+    life_seconds, rate = settings.neighbour_claim_seconds, settings.neighbour_bytes_per_second_min
+    return Claims(store, lambda: residency_map.node, ClaimRules(life_seconds, rate, neighbours.may_take), metrics)
 
 
 def lease_table_of(settings: Settings) -> LeaseTable:
@@ -127,6 +137,7 @@ def flight_of(settings: Settings) -> FlightBudget:
         chunk_bytes=settings.chunk_bytes,
         small_chunk_bytes=settings.small_chunk_bytes,
         streams_max=settings.streams_max,
+        streams_per_session_max=settings.streams_per_session_max,
     )
 
 
@@ -135,6 +146,7 @@ def transport_of(settings: Settings) -> Transport:
     return Transport(
         message_bytes_max=settings.message_bytes_max,
         call_metadata_bytes_max=settings.call_metadata_bytes_max,
+        calls_per_connection_max=settings.calls_per_connection_max,
         keepalive_seconds=settings.keepalive_seconds,
         keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
     )

@@ -129,12 +129,15 @@ class Pushing:
                 await wait_at_most(self._has_left_over.wait(), self._sweep_seconds())
             await self._delete_left_over()
             for push in self._book:
-                try:
-                    if not push.lock.locked() and await self._is_forsaken(push):
-                        _log.warning("push %s of %s was dropped: nobody finished it", push.push_id[:8], _name(push))
-                        await self._drop(push)
-                except WarmshelfError as error:
-                    _log.warning("push %s cannot be dropped: %s", push.push_id[:8], error)
+                await self._drop_forsaken(push)
+
+    async def _drop_forsaken(self, push: Push) -> None:
+        try:
+            if not push.lock.locked() and await self._is_forsaken(push):
+                _log.warning("push %s of %s was dropped: nobody finished it", push.push_id[:8], _name(push))
+                await self._drop(push)
+        except WarmshelfError as error:
+            _log.warning("push %s cannot be dropped: %s", push.push_id[:8], error)
 
     def _sweep_seconds(self) -> float:
         return min(SWEEP_SECONDS, self.limits.push_idle_seconds, self.limits.spool_orphan_seconds)

@@ -219,23 +219,31 @@ class Registering:
                 f"{entry.artifact_id!r} is registered with another {conflict}; replace it to change that",
                 field=conflict,
             )
-        looks = not options.defer_inspection
-        examined = await self._look(spec, must_exist=bool(conflict)) if looks else None
+        examined = None if options.defer_inspection else await self._look(spec, must_exist=bool(conflict))
         known = to_registration(entry)
         wanted = _asked(known, spec, options)
-        if conflict and not looks:
-            await self._replace(entry, _unseen(wanted))
-            return
-        if examined is not None:
-            changed = bool(known.fingerprint) and examined.fingerprint != known.fingerprint
-            if conflict or (changed and (options.replace or not await self._is_same(wanted))):
-                await self._replace(entry, await self._complete(forgotten(wanted), examined))
+        if examined is None:
+            if conflict:
+                await self._replace(entry, _unseen(wanted))
                 return
+        elif conflict or await self._has_changed(known, wanted, examined, replace=options.replace):
+            await self._replace(entry, await self._complete(forgotten(wanted), examined))
+            return
+        else:
             wanted = await self._complete(wanted, examined)
-            if (
-                known.segment_id and not known.fingerprint
-            ):  # another node's bytes: this source was not compared with them
+            if known.segment_id and not known.fingerprint:  # another node's bytes, never compared with this source
                 wanted = dataclasses.replace(wanted, fingerprint="")
+        await self._take_over(entry, known, wanted)
+
+    async def _has_changed(
+        self, known: Registration, wanted: Registration, examined: Examined, *, replace: bool
+    ) -> bool:
+        """Say whether the source looks otherwise and is: the digest decides, unless it is to be replaced anyhow."""
+        looks_changed = bool(known.fingerprint) and examined.fingerprint != known.fingerprint
+        return looks_changed and (replace or not await self._is_same(wanted))
+
+    async def _take_over(self, entry: Entry, known: Registration, wanted: Registration) -> None:
+        """Give an entry what is wanted otherwise than was known, beside what changed while somebody waited."""
         now = to_registration(entry)
         better = merged(now, known, wanted)
         if self._is_known(entry) and (better != now or entry.artifact_id in self._unsaved):

@@ -9,13 +9,19 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from typing import TypeVar
 
+from warmshelf.errors import DeadlineExceeded
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+_ANSWER_SECONDS_MAX = 0.25
+"""Callers are answered this much before their deadline, so that the answer still reaches them."""
 
 
 async def run_stoppable(
@@ -108,3 +114,23 @@ async def stop(task: asyncio.Task[None] | None) -> None:
     if task is not None and not task.done():
         task.cancel()
         await asyncio.wait([task])
+
+
+def answer_by(timeout: float | None) -> float:
+    """Return the monotonic time by which a caller must be answered."""
+    if timeout is None:
+        return float("inf")
+    return time.monotonic() + timeout - min(_ANSWER_SECONDS_MAX, timeout / 10)
+
+
+async def within(awaitable: Awaitable[T], until: float, why: str) -> T:
+    """Await something until a caller must be answered.
+
+    Raises:
+        DeadlineExceeded: that time has come; says what was waited for.
+    """
+    left = None if until == float("inf") else max(until - time.monotonic(), 0)
+    try:
+        return await wait_at_most(awaitable, left)
+    except asyncio.TimeoutError:
+        raise DeadlineExceeded(f"time is up: {why}") from None

@@ -137,13 +137,20 @@ class Upkeep:
         """End what was declared to be kept or followed, and is not any more."""
         for artifact_id in [entry.artifact_id for entry in self._shelf.catalog]:
             old, now = before.find(artifact_id), self._declaration.find(artifact_id)
-            keep = old is not None and old.keep_resident and not (now and now.keep_resident)
-            follow = old is not None and old.follow and not (now and now.follow)
-            if old is not None and (keep or follow):
-                try:
-                    await self._shelf.registering.end_wishes(artifact_id, old.spec, keep_resident=keep, follow=follow)
-                except WarmshelfError as error:
-                    _log.warning("declared artifact %s: %s", artifact_id, error)
+            if old is not None:
+                keep = old.keep_resident and not (now and now.keep_resident)
+                follow = old.follow and not (now and now.follow)
+                await self._end(artifact_id, old, keep_resident=keep, follow=follow)
+
+    async def _end(self, artifact_id: str, declared: Declared, *, keep_resident: bool, follow: bool) -> None:
+        """End one's wishes; if that is refused, it is logged."""
+        try:
+            if keep_resident or follow:
+                await self._shelf.registering.end_wishes(
+                    artifact_id, declared.spec, keep_resident=keep_resident, follow=follow
+                )
+        except WarmshelfError as error:
+            _log.warning("declared artifact %s: %s", artifact_id, error)
 
     async def register_unknown(self, artifact_id: str) -> None:
         """Register an ID that nobody knows, if a pattern declares it; errors as RegisterArtifact."""

@@ -252,6 +252,8 @@ def test_show_prints_everything(run: Run, stand_in: StandIn) -> None:
         "unknown",
     ):
         assert text in out
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[lines.index(["vllm", "0.32", "refuses"]) + 1] == ["dora:", "is", "not", "supported"]
     shown = json.loads(run("show", "org/a", "--output", "json")[1])["inspection"]["adapter"]["engine_verdicts"]
     assert shown[0]["outcome"] == "ENGINE_OUTCOME_REFUSES"
     assert shown[0]["reasons"] == ["dora: is not supported", "rank 16: fits"]

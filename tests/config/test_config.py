@@ -133,7 +133,7 @@ def test_a_list_in_the_file_may_be_a_single_text_and_keys_may_have_hyphens(file:
 def test_every_setting_but_purge_can_be_given_in_the_environment_and_in_the_file(file: Path) -> None:
     special = {"listen": "localhost:1", "arena": "/x", "pin": "off", "registry": "sqlite:///x", "allow_source": "/x"}
     special |= {"http": "localhost:2", "log_format": "text", "registry_copy": "/x", "registry_password": "env:X"}
-    special |= {"restore": "false", "anonymous_roles": "reader", "insecure": "true"}
+    special |= {"restore": "false", "anonymous_roles": "reader", "insecure": "true", "traceable": "true"}
     special |= {"advertise": "10.0.0.1", "neighbours": "10.0.0.0/8", "trace_endpoint": "http://localhost:4318"}
     sizes = {"chunk_bytes": "128KiB", "small_chunk_bytes": "64KiB", "flight_bytes_max": "1GiB", "adapter_floor": "3%"}
     sizes |= {"message_bytes_max": "64KiB"}
@@ -198,6 +198,7 @@ def test_settings_do_not_change() -> None:
         (["--listen", "localhost:1", "localhost:1"], ["address twice"]),
         (["--listen", "unix:///" + "x" * 107], ["108 bytes, at most 107"]),
         (["--allow-source", "models"], ["--allow-source", "models", "absolute path"]),
+        (["--allow-source", "ftp://x/y"], ["--allow-source", "ftp://x/y", "no source of scheme 'ftp'", "https"]),
         (["--arena", ""], ["--arena", "directory"]),
         (["--registry", "sqlite://host/x"], ["--registry", "absolute"]),
         (["--budgte", "1GiB"], ["--budgte"]),
@@ -355,6 +356,24 @@ def test_what_is_said_of_remote_sources_stands_in_the_file_and_names_secrets_onl
         told("--config", str(file))
     assert "CANARY" not in str(caught.value)
     assert "env:NAME" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ('[[source]]\nprefx = "s3://models"', ["source in", "'prefx' is no key", "'prefix'"]),
+        ('[[source]]\nprefix = "s3://models"\nregionn = "x"', ["'regionn' is no key", "'region'"]),
+        ('[[identity]]\nname = "x"\nrole = ["reader"]', ["identity in", "'role' is no key", "'roles'"]),
+        ('[[source]]\nregion = "x"', ["source in", "prefix: Field required"]),
+        ('[[source]]\nprefix = "https://a/"\nheaders = { X = "canary" }', ["headers.X: a secret is named as env:NAME"]),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named_with_the_nearest_key(file: Path, table: str, words: list[str]) -> None:
+    file.write_text(table)
+    with pytest.raises(InvalidConfig) as caught:
+        told("--config", str(file))
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_with_a_certificate_and_an_identity_any_address_may_be_listened_on(tmp_p
         ((), [BY_SUBJECT.replace("*", "cn:")], "uri:URI, dns:NAME or cn:NAME"),
         ((), [BY_TOKEN.replace("env:T", "swordfish")], "never written here"),
         ((), [BY_TOKEN.replace('"a"', '"a b"')], "letters, digits"),
-        ((), [BY_TOKEN + '\ntenat = "x"'], "not permitted"),
+        ((), [BY_TOKEN + '\ntenat = "x"'], "is no key of it"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(

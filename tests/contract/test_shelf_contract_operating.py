@@ -92,6 +92,22 @@ class TestOperating:
         assert (only.artifact_id, only.size_bytes) == ("b", shelf.get("b").size_bytes)
         with pytest.raises(errors.InvalidId):
             shelf.where("no id")
+        with pytest.raises(errors.ArtifactNotFound):
+            shelf.where("unknown")
+
+    def test_an_alias_is_forgotten_by_who_knows_what_it_means(self, shelf: warmshelf.Shelf, models: Path) -> None:
+        shelf.register("a", sized(models, "a", MIB))
+        shelf.set_alias("prod", "a")
+        with pytest.raises(errors.AliasMoved):
+            shelf.remove_alias("prod", expect="b")
+        shelf.remove_alias("prod", expect="a")
+        assert shelf.aliases() == []
+        with pytest.raises(errors.ArtifactNotFound):
+            shelf.remove_alias("prod")
+        with pytest.raises(errors.ArtifactNotFound):
+            shelf.acquire("prod")
+        shelf.set_alias("prod", "a")
+        shelf.remove_alias("prod")  # whatever it means
 
     def test_an_export_is_a_source_with_the_same_content(
         self, shelf: warmshelf.Shelf, base: Path, models: Path

@@ -20,6 +20,7 @@ from kit.chart import (
     SIDECAR,
     WATCHED,
     Manifest,
+    Values,
     containers,
     daemon_of,
     find,
@@ -66,7 +67,7 @@ def test_the_daemon_understands_its_arguments_and_its_budget_fits(case: str, tmp
     assert daemons
     for daemon in daemons:
         arguments = [f"--config={config}" if one.startswith("--config") else one for one in daemon["args"]]
-        environ = {one["name"]: one["value"] for one in daemon["env"]}
+        environ = {one["name"]: one.get("value") or filled_in(one["valueFrom"]) for one in daemon["env"]}
         settings, warnings = parse(arguments, {"HOME": "/nowhere", **environ})
         assert warnings == []
         limits = daemon["resources"]["limits"]
@@ -75,6 +76,11 @@ def test_the_daemon_understands_its_arguments_and_its_budget_fits(case: str, tmp
         assert settings.budget is not None
         assert settings.budget + reserve <= room
         assert settings.adapter_floor_bytes(settings.budget) <= settings.budget
+
+
+def filled_in(origin: Values) -> str:
+    """Return what Kubernetes puts in a field's place; a pod without the label has an empty one."""
+    return {"spec.nodeName": "node-7", "status.podIP": "10.0.0.7"}.get(origin["fieldRef"]["fieldPath"], "")
 
 
 def _has_daemon(pod: Manifest) -> bool:
@@ -196,6 +202,22 @@ def test_over_tcp_there_is_tls_from_a_secret_and_only_for_whom_the_policy_names(
     ]
     plain = daemon_of(find(render(NODE), "DaemonSet", "warmshelf")["spec"]["template"]["spec"])["args"]
     assert [one for one in plain if one.startswith("--listen")] == ["--listen=unix:///run/warmshelf/api.sock"]
+
+
+def test_nodes_of_a_fleet_are_told_where_they_are_by_a_label_or_a_value() -> None:
+    def environment(values: Values) -> dict[str, object]:
+        name = values.get("fullnameOverride", "warmshelf")
+        daemon = daemon_of(find(render(values), "DaemonSet", name)["spec"]["template"]["spec"])
+        return {one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"] for one in daemon["env"]}
+
+    told = environment(EVERYTHING)
+    assert told["WARMSHELF_NODE_ZONE"] == "metadata.labels['topology.kubernetes.io/zone']"
+    assert told["WARMSHELF_NODE_NAME"] == "spec.nodeName"
+    assert told["WARMSHELF_ADVERTISE"] == "status.podIP"
+    fleet = EVERYTHING["fleet"]
+    assert environment(EVERYTHING | {"fleet": {**fleet, "zone": "rack-3"}})["WARMSHELF_NODE_ZONE"] == "rack-3"
+    assert "WARMSHELF_NODE_ZONE" not in environment(EVERYTHING | {"fleet": {**fleet, "zoneLabel": ""}})
+    assert "WARMSHELF_NODE_NAME" not in environment(NODE)
 
 
 def test_a_chart_of_yours_includes_the_sidecar(tmp_path: Path) -> None:

@@ -49,7 +49,11 @@ CODE = sorted(
 
 FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
+    "CAP_SYS_ADMIN": "the kernel's",
+    "F_ADD_SEALS": "the kernel's",
     "F_SEAL_SHRINK": "the kernel's",
+    "MADV_REMOVE": "the kernel's",
+    "PUNCH_HOLE": "the kernel's",
     "SGLANG_PLUGINS": "SGLang's",
     "VLLM_PLUGINS": "vLLM's",
     "OTEL_TRACES_SAMPLER": "OpenTelemetry's",
@@ -343,7 +347,7 @@ def test_every_make_target_that_is_named_exists() -> None:
 
 def test_every_command_and_option_of_warmshelf_that_is_named_exists() -> None:
     typer = pytest.importorskip("typer")
-    from warmshelf import _cli_commands  # noqa: F401, PLC0415 - needs the extra
+    from warmshelf import _cli_commands, _cli_doctor, _cli_files  # noqa: F401, PLC0415 - need the extra
     from warmshelf._cli_app import app  # noqa: PLC0415
 
     commands = typer.main.get_command(app).commands

@@ -29,7 +29,7 @@ READS = {
 }
 REGISTERS = {
     *("CatalogService/RegisterArtifact", "CatalogService/RegisterArtifacts", "CatalogService/LoadArtifact"),
-    *("AliasService/SetAlias", "AliasService/RollBackAlias"),
+    *("AliasService/SetAlias", "AliasService/RollBackAlias", "AliasService/RemoveAlias"),
     *(f"PushService/{name}" for name in ("BeginPush", "WritePush", "FinishPush", "AbandonPush")),
 }
 OPERATES = {

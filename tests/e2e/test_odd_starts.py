@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
+import warmshelf
 from kit.models import write_model
 from kit.plain import refused
 from kit.processes import Daemon
@@ -35,6 +38,43 @@ def test_an_arena_on_a_disk_is_used_and_said_in_the_ready_line_and_the_log(tmp_p
 def test_an_arena_in_memory_is_not_warned_of(running: Daemon) -> None:
     assert "WARNING" not in running.ready_line
     assert "not in memory" not in running.log.read_text()
+
+
+@pytest.fixture
+def small_shm(tmp_path: Path) -> Iterator[Path]:
+    """A memory file system of 1 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system of a known size")
+    path = tmp_path / "shm"
+    path.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_file_system_that_is_smaller_than_the_budget_is_warned_of_and_used(
+    tmp_path: Path, models: Path, small_shm: Path
+) -> None:
+    """B42: what cannot fit is refused before a byte is read, what fits is served, and makes room for the next."""
+    daemon = Daemon(tmp_path, small_shm, models).start("--budget", "10MiB")
+    assert "budget=1048576 " in daemon.ready_line
+    assert f"lacking={9 << 20} WARNING=file-system-too-small" in daemon.ready_line
+    assert "less than the budget" in daemon.log.read_text()
+    sizes = {"large": 2 << 20, "one": 400 << 10, "two": 400 << 10, "three": 400 << 10}
+    with daemon.connect() as shelf:
+        for tag, (name, size) in enumerate(sizes.items()):
+            write_model(models / f"{name}.safetensors", tag, size=size)
+            shelf.register(name, models / f"{name}.safetensors")
+        with pytest.raises(errors.LargerThanArena):
+            shelf.acquire("large", timeout=20)
+        for name in ("one", "two", "three"):
+            with shelf.acquire(name, timeout=20) as lease:
+                assert lease.transport == "mapped"
+        assert shelf.get("one").state == "registered"
+    with warmshelf.connect(daemon.tcp_address) as shelf, shelf.acquire("one", timeout=20) as lease:
+        assert lease.transport == "streamed"
+    assert daemon.kill(15) == 0
+    daemon.check()
 
 
 @pytest.mark.parametrize("budget", ["1KiB", "16383"])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,6 +142,7 @@ def test_the_environment_names_them_for_programs_and_for_the_command(
     assert (without.returncode, "UNAUTHENTICATED" in without.stderr) == (1, True)
     plain = subprocess.run([*command, *options[2:], "leases"], capture_output=True, text=True, check=False)
     assert (plain.returncode, "plain TCP" in " ".join(plain.stderr.split())) == (2, True)
+    assert "--tls-ca" in plain.stderr
     monkeypatch.setenv("WARMSHELF_TLS_CA", ca(by_token))
     monkeypatch.setenv("WARMSHELF_TOKEN_FILE", str(by_token.token_file("operator")))
     with warmshelf.connect(address, timeout=20) as shelf:
@@ -215,15 +217,44 @@ def test_a_daemon_that_is_not_the_one_is_not_spoken_to(by_certificate: Guarded, 
     for tls, why in (
         (Tls(str(tmp_path / "other.pem"), good.cert, good.key, "localhost"), "CERTIFICATE_VERIFY_FAILED"),
         (Tls(good.ca, good.cert, good.key, "another.example"), "Hostname Verification"),
-        (Tls(good.ca, server_name="localhost"), "no daemon answers"),
-        (tls_of(by_certificate, late, "late"), "no daemon answers"),
-        (None, "no daemon answers"),
+        (Tls(good.ca, server_name="localhost"), "no daemon answers.*demands a certificate, give --tls-cert"),
+        (tls_of(by_certificate, late, "late"), "no daemon answers.*may not trust the certificate"),
+        (None, "no daemon answers.*demands TLS, give --tls-ca"),
     ):
         with (
             warmshelf.connect(by_certificate.daemon.tcp_address, tls=tls, timeout=5) as shelf,
             pytest.raises(DaemonUnreachable, match=why),
         ):
             shelf.capabilities()
+
+
+def test_who_disagrees_on_tls_is_told_at_once_and_not_after_all_patience(
+    by_certificate: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warmshelf._channel.FIRST_CONTACT_SECONDS", 60)
+    (tmp_path / "other.pem").write_bytes(Authority("another").cert)
+    for tls in (Tls(str(tmp_path / "other.pem"), server_name="localhost"), tls_of(by_certificate), None):
+        began = time.monotonic()
+        with (
+            warmshelf.connect(by_certificate.daemon.tcp_address, tls=tls, timeout=60) as shelf,
+            pytest.raises(DaemonUnreachable, match="--tls-c"),
+        ):
+            shelf.capabilities()
+        assert time.monotonic() - began < 10
+
+
+def test_a_daemon_that_speaks_no_tls_is_told_at_once(
+    running: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warmshelf._channel.FIRST_CONTACT_SECONDS", 60)
+    (tmp_path / "ca.pem").write_bytes(Authority().cert)
+    began = time.monotonic()
+    with (
+        warmshelf.connect(running.tcp_address, tls=Tls(str(tmp_path / "ca.pem")), timeout=60) as shelf,
+        pytest.raises(DaemonUnreachable, match="does not speak TLS"),
+    ):
+        shelf.capabilities()
+    assert time.monotonic() - began < 10
 
 
 def test_a_renewed_certificate_of_the_client_serves_from_the_next_call_on_and_leases_stay(

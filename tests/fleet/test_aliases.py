@@ -98,6 +98,8 @@ def test_the_command_sets_lists_and_rolls_back(alone: Daemon) -> None:
     assert "acme/support@v7" in command("list")
     assert command("history", "prod/support").count("acme/support@v") == 2
     assert "acme/support@v6" in command("rollback", "prod/support")
+    command("remove", "prod/support", "--expect", "acme/support@v6")
+    assert "prod/support" not in command("list")
 
 
 def test_of_two_nodes_that_move_an_alias_at_once_one_wins_and_all_agree(fleet: Fleet) -> None:
@@ -145,3 +147,53 @@ def test_no_alias_moves_while_the_shared_registry_is_away_but_it_is_still_resolv
             shelf.set_alias("prod", "acme/support@v7", expect="acme/support@v6")
         with shelf.acquire("prod") as lease:
             assert lease.artifact.artifact_id == "acme/support@v6"
+
+
+def test_a_removed_alias_is_unknown_and_holders_keep_what_it_meant(alone: Daemon) -> None:
+    with alone.connect() as shelf, shelf.watch() as watch:
+        assert next(watch).kind is ChangeKind.COMPLETE
+        contents = register_two(shelf, alone.models)
+        shelf.set_alias("prod", "acme/support@v6")
+        with shelf.acquire("prod") as lease:
+            with pytest.raises(AliasMoved):
+                shelf.remove_alias("prod", expect="acme/support@v7")
+            shelf.remove_alias("prod", expect="acme/support@v6")
+            assert read_all(lease) == contents["acme/support@v6"]
+            assert not lease.superseded
+        with pytest.raises(ArtifactNotFound):
+            shelf.acquire("prod")
+        with pytest.raises(ArtifactNotFound):
+            shelf.remove_alias("prod")
+        change = next(change for change in watch if change.kind is ChangeKind.ALIAS_REMOVED)
+        assert change.artifact_id == "prod"
+    alone.kill()
+    alone.begin()  # type: ignore[attr-defined]
+    with alone.connect() as shelf:
+        assert shelf.aliases() == []
+        shelf.set_alias("prod", "acme/support@v7")  # the name is free
+        assert len(shelf.aliases()[0].history) == 1
+
+
+def test_an_alias_that_was_removed_is_not_brought_back_by_a_node_that_was_away(fleet: Fleet) -> None:
+    a, b = fleet.node(), fleet.node()
+    with a.connect() as here:
+        with b.connect() as there:
+            register_two(here, fleet.models)
+            fleet.agree("acme/support@v6", "acme/support@v7")
+            for name in ("prod", "test"):
+                here.set_alias(name, "acme/support@v6")
+            eventually(lambda: len(there.aliases()) == 2, "the aliases are known on the other node")
+            here.remove_alias("test")
+            eventually(lambda: [one.name for one in there.aliases()] == ["prod"], "it is gone on the other node")
+        b.kill()
+        here.remove_alias("prod")
+        b.begin()
+        with b.connect() as there:
+            eventually(lambda: there.aliases() == [], "who was away hears of it")
+            fleet.agree("acme/support@v6")
+            assert here.aliases() == []
+            there.set_alias("prod", "acme/support@v7")
+            eventually(lambda: here.aliases() == there.aliases(), "the name is free everywhere")
+        fleet.server.stop()
+        with pytest.raises(RegistryUnavailable):
+            here.remove_alias("prod")

@@ -78,5 +78,5 @@ def test_two_hundred_nodes_come_back_spread_over_time_and_all_hear_what_comes(se
         print(f"{len(tries)} tries, at most {max(per_window.values())} in {WINDOW_SECONDS} s, {mean:.0f} on average")
         assert max(per_window.values()) <= PEAK_RATIO_MAX * mean
         move = AliasMove("acme/base", datetime.now(timezone.utc))
-        assert nodes[0].sync.swap_alias(None, Alias("prod/base", (move,))).result(10)
+        assert nodes[0].sync.swap_alias("prod/base", None, Alias("prod/base", (move,))).result(10)
         eventually(lambda: all(node.heard for node in nodes), "all hear of a change", 15)

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pytest
 import redis
@@ -253,19 +254,19 @@ def test_no_more_nodes_load_from_one_than_may_and_the_others_take_the_source(fle
     assert pages_of(a).scrape()['warmshelf_neighbour_uploads_total{outcome="refused"}'] >= 2
 
 
-_leases: dict[int, lease_pb2.AcquireLeaseResponse] = {}
+_leases: WeakKeyDictionary[warmshelf.Shelf, lease_pb2.AcquireLeaseResponse] = WeakKeyDictionary()
 
 
 def read_as_a_node(shelf: warmshelf.Shelf) -> int:
     """Read the first page as another node does, always on the same lease; return how many bytes came."""
     link = shelf._current()
     connection, session = link.connection, link.session(shelf._deadline())
-    if id(shelf) not in _leases:
+    if shelf not in _leases:
         wanted = lease_pb2.AcquireLeaseRequest(session_id=session.session_id, artifact_id="acme/base")
-        _leases[id(shelf)] = connection.once(lambda: connection.lease.AcquireLease(wanted))
+        _leases[shelf] = connection.once(lambda: connection.lease.AcquireLease(wanted))
     request = transfer_pb2.ReadSegmentRequest(
         session_id=session.session_id,
-        lease_id=_leases[id(shelf)].lease.lease_id,
+        lease_id=_leases[shelf].lease.lease_id,
         limit_bytes=4096,
         fallback_reason="neighbour",
     )
@@ -291,3 +292,28 @@ def test_many_that_start_at_once_spread_over_those_that_have_it_by_then(fleet: F
     for thread in threads:
         thread.join()
     assert [outcome(node, "ok") for node in others] == [1, 1, 1]
+
+
+def test_of_several_nodes_those_of_the_same_zone_come_first_and_the_others_when_those_are_busy(fleet: Fleet) -> None:
+    base = write_base(fleet.models / "base")
+    far = node_of(fleet, "a", "--node-zone", "east")
+    near = node_of(fleet, "b", "--node-zone", "west", *ALLOWED, uploads_max="1")
+    c = node_of(fleet, "c", "--node-zone", "west", *ALLOWED)
+    digest = make_warm(fleet, far, "acme/base", base)
+    with far.connect() as one, near.connect() as two, c.connect() as there:
+        told_of(two, "acme/base", digest)
+        two.acquire("acme/base").release()
+        eventually(lambda: len(there.where("acme/base")) == 2, "both are told of")
+        for _ in range(6):
+            there.acquire("acme/base").release()
+            there.evict("acme/base")
+        assert (uploads_of(far), uploads_of(near)) == (1, 6)
+        with warmshelf.connect(near.tcp_address) as other:
+            read_as_a_node(other)
+            there.acquire("acme/base").release()
+        assert (uploads_of(far), uploads_of(near)) == (2, 7)
+        assert one.get("acme/base").digest == digest
+
+
+def uploads_of(node: Node) -> float:
+    return pages_of(node).scrape()['warmshelf_neighbour_uploads_total{outcome="begun"}']

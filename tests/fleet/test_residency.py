@@ -19,7 +19,7 @@ from kit.models import write_model
 from kit.poison import POISON
 from kit.processes import eventually
 from kit.scrape import HTTP, pages_of
-from warmshelf.errors import InvalidId, InvalidPageToken
+from warmshelf.errors import ArtifactNotFound, InvalidId, InvalidPageToken
 from warmshelf.v1 import residency_pb2
 from warmshelfd.registry.residents import LIFE_SECONDS
 
@@ -76,6 +76,14 @@ def test_an_alias_is_asked_for_as_what_it_means(fleet: Fleet) -> None:
             assert [one.artifact_id for one in shelf.where("prod/base")] == ["acme/base@v1"]
         with pytest.raises(InvalidId):
             shelf.where("no id")
+        with pytest.raises(ArtifactNotFound):
+            shelf.where("acme/unknown")
+        shelf.evict("acme/base@v1")
+        assert shelf.where("prod/base") == []  # known, and resident nowhere
+    words = (sys.executable, "-m", "warmshelf.cli", "--address", a.address, "where", "acme/unknown")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "ARTIFACT_NOT_FOUND" in done.stderr
 
 
 def test_a_listing_comes_in_pages_and_without_a_gap(fleet: Fleet) -> None:

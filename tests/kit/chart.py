@@ -35,6 +35,7 @@ EVERYTHING: Values = {
     "declare": '["acme/x"]\nsource = "file:///models/x"\n',
     "config": 'load_threads = 8\n[[identity]]\nname = "engines"\nsubject = "*"\nroles = ["reader"]\n',
     "tcp": {"port": 50051, "secretName": "warmshelf-tls"},
+    "fleet": {"registry": "rediss://cache:6379/0", "neighbours": ["10.0.0.0/8"]},
     "extraEnv": [{"name": "AWS_REGION", "value": "eu-central-1"}],
     "extraEnvFrom": [{"secretRef": {"name": "bucket"}}],
     "extraVolumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],

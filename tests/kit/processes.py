@@ -62,6 +62,8 @@ class Daemon:
         self, *options: str, failpoints: str = "", wait: bool = True, env: Mapping[str, str] | None = None
     ) -> Daemon:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("WARMSHELF_")}
+        if os.geteuid() != 0:  # else what is in the daemon's /proc could not be counted
+            environ["WARMSHELF_TRACEABLE"] = "true"
         environ.update(env or {})
         if failpoints:
             environ["WARMSHELF_FAILPOINTS"] = failpoints

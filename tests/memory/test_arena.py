@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -56,11 +57,14 @@ def test_a_budget_of_nothing_is_refused(shm: Path, budget: int) -> None:
         Arena.open(str(shm), budget, PinPolicy.OFF)
 
 
-def test_a_budget_beyond_the_file_system_is_refused_with_both_sizes(shm: Path) -> None:
+def test_a_budget_beyond_the_file_system_is_cut_to_it_and_grows_no_further(shm: Path) -> None:
     stat = os.statvfs(shm)
     total = stat.f_blocks * stat.f_frsize
-    with pytest.raises(InvalidConfig) as refused:
-        Arena.open(str(shm), total + 1, PinPolicy.OFF)
+    arena = Arena.open(str(shm), total + 5, PinPolicy.OFF)
+    with contextlib.closing(arena):
+        assert (arena.budget_bytes, arena.lacking_bytes) == (total, 5)
+        with pytest.raises(InvalidConfig) as refused:
+            arena.grow(total + 1)
     assert refused.value.details == {"budget_bytes": total + 1, "total_bytes": total}
 
 

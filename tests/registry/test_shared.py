@@ -82,6 +82,9 @@ class Ear(Listener):
     def hear_alias(self, alias: Alias) -> None:
         pass
 
+    def hear_alias_removed(self, name: str) -> None:
+        pass
+
     def note_sync(self, artifact_id: str) -> None:
         pass
 

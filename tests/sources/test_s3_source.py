@@ -178,6 +178,17 @@ def test_without_keys_those_of_the_environment_are_used(
     assert found(S3Opener([bucket.uri], [settings], QUICK), f"{bucket.uri}/x") == {"x": b"x"}
 
 
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_without_any_table_server_and_keys_are_those_that_the_tools_of_aws_would_use(
+    s3: Weed, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    bucket.put("x", b"x")
+    monkeypatch.setenv(variable, s3.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    assert found(S3Opener([bucket.uri], [], QUICK), f"{bucket.uri}/x") == {"x": b"x"}
+
+
 def test_a_changed_secret_counts_from_the_next_source_on(s3: Weed, bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("x", b"x")
     secret = tmp_path / "secret"

@@ -108,7 +108,10 @@ def _read_only(seen: Seen) -> Finding:
     if not seen.is_writable:
         return Finding("worker-read-only", Level.OK, "this process cannot write into the arena's directory")
     text = "this process may remove and add files in the arena: a broken worker could"
-    advice = "mount it read-only into workers (readOnly: true), or run them as another user of the daemon's group"
+    advice = (
+        "mount it read-only into workers (readOnly: true), or run them as another user that may read it through its "
+        "group and reaches the daemon over TCP"
+    )
     return Finding("worker-read-only", Level.NOTE, text, advice)
 
 

@@ -203,6 +203,10 @@ class FakeShelf(Shelf):
         artifact_id, expect = self._names.before(check_id(name))
         return self._names.set(name, artifact_id, expect)
 
+    def remove_alias(self, name: str, *, expect: str | None = None) -> None:
+        """Forget an alias."""
+        self._names.remove(name, expect or "")
+
     def aliases(self) -> _Aliases:
         """Return all aliases by name."""
         return self._names.all()

@@ -27,6 +27,16 @@ class FakeAliases:
             self._by_name[name] = Alias(name, history)
             return self._by_name[name]
 
+    def remove(self, name: str, expect: str) -> None:
+        """Forget an alias that means what is expected, "" for whatever."""
+        with self._lock:
+            alias = self._by_name.get(name)
+            if alias is None:
+                raise ArtifactNotFound(f"there is no alias {name!r}", name=name)
+            if expect not in ("", alias.artifact_id):
+                raise AliasMoved(f"alias {name!r} means {alias.artifact_id}, not {expect}", name=name)
+            del self._by_name[name]
+
     def before(self, name: str) -> tuple[str, str]:
         """Return what an alias meant before its last move, and what it means."""
         with self._lock:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18warmshelf/v1/alias.proto\x12\x0cwarmshelf.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"?\n\x05\x41lias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07history\x18\x02 \x03(\x0b\x32\x17.warmshelf.v1.AliasMove\"O\n\tAliasMove\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12-\n\tmove_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"R\n\x0fSetAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x61rtifact_id\x18\x02 \x01(\t\x12\x1c\n\x14\x65xpected_artifact_id\x18\x03 \x01(\t\"6\n\x10SetAliasResponse\x12\"\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x13.warmshelf.v1.Alias\"$\n\x14RollBackAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x15RollBackAliasResponse\x12\"\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x13.warmshelf.v1.Alias\"\x14\n\x12ListAliasesRequest\";\n\x13ListAliasesResponse\x12$\n\x07\x61liases\x18\x01 \x03(\x0b\x32\x13.warmshelf.v1.Alias2\x87\x02\n\x0c\x41liasService\x12I\n\x08SetAlias\x12\x1d.warmshelf.v1.SetAliasRequest\x1a\x1e.warmshelf.v1.SetAliasResponse\x12X\n\rRollBackAlias\x12\".warmshelf.v1.RollBackAliasRequest\x1a#.warmshelf.v1.RollBackAliasResponse\x12R\n\x0bListAliases\x12 .warmshelf.v1.ListAliasesRequest\x1a!.warmshelf.v1.ListAliasesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18warmshelf/v1/alias.proto\x12\x0cwarmshelf.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"?\n\x05\x41lias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07history\x18\x02 \x03(\x0b\x32\x17.warmshelf.v1.AliasMove\"O\n\tAliasMove\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12-\n\tmove_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"R\n\x0fSetAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x61rtifact_id\x18\x02 \x01(\t\x12\x1c\n\x14\x65xpected_artifact_id\x18\x03 \x01(\t\"6\n\x10SetAliasResponse\x12\"\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x13.warmshelf.v1.Alias\"$\n\x14RollBackAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x15RollBackAliasResponse\x12\"\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x13.warmshelf.v1.Alias\"@\n\x12RemoveAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x14\x65xpected_artifact_id\x18\x02 \x01(\t\"\x15\n\x13RemoveAliasResponse\"\x14\n\x12ListAliasesRequest\";\n\x13ListAliasesResponse\x12$\n\x07\x61liases\x18\x01 \x03(\x0b\x32\x13.warmshelf.v1.Alias2\xdb\x02\n\x0c\x41liasService\x12I\n\x08SetAlias\x12\x1d.warmshelf.v1.SetAliasRequest\x1a\x1e.warmshelf.v1.SetAliasResponse\x12X\n\rRollBackAlias\x12\".warmshelf.v1.RollBackAliasRequest\x1a#.warmshelf.v1.RollBackAliasResponse\x12R\n\x0bRemoveAlias\x12 .warmshelf.v1.RemoveAliasRequest\x1a!.warmshelf.v1.RemoveAliasResponse\x12R\n\x0bListAliases\x12 .warmshelf.v1.ListAliasesRequest\x1a!.warmshelf.v1.ListAliasesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,10 +44,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLBACKALIASREQUEST']._serialized_end=397
   _globals['_ROLLBACKALIASRESPONSE']._serialized_start=399
   _globals['_ROLLBACKALIASRESPONSE']._serialized_end=458
-  _globals['_LISTALIASESREQUEST']._serialized_start=460
-  _globals['_LISTALIASESREQUEST']._serialized_end=480
-  _globals['_LISTALIASESRESPONSE']._serialized_start=482
-  _globals['_LISTALIASESRESPONSE']._serialized_end=541
-  _globals['_ALIASSERVICE']._serialized_start=544
-  _globals['_ALIASSERVICE']._serialized_end=807
+  _globals['_REMOVEALIASREQUEST']._serialized_start=460
+  _globals['_REMOVEALIASREQUEST']._serialized_end=524
+  _globals['_REMOVEALIASRESPONSE']._serialized_start=526
+  _globals['_REMOVEALIASRESPONSE']._serialized_end=547
+  _globals['_LISTALIASESREQUEST']._serialized_start=549
+  _globals['_LISTALIASESREQUEST']._serialized_end=569
+  _globals['_LISTALIASESRESPONSE']._serialized_start=571
+  _globals['_LISTALIASESRESPONSE']._serialized_end=630
+  _globals['_ALIASSERVICE']._serialized_start=633
+  _globals['_ALIASSERVICE']._serialized_end=980
 # @@protoc_insertion_point(module_scope)

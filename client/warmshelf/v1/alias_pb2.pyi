@@ -50,6 +50,18 @@ class RollBackAliasResponse(_message.Message):
     alias: Alias
     def __init__(self, alias: _Optional[_Union[Alias, _Mapping]] = ...) -> None: ...
 
+class RemoveAliasRequest(_message.Message):
+    __slots__ = ("name", "expected_artifact_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_ARTIFACT_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    expected_artifact_id: str
+    def __init__(self, name: _Optional[str] = ..., expected_artifact_id: _Optional[str] = ...) -> None: ...
+
+class RemoveAliasResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ListAliasesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -47,6 +47,11 @@ class AliasServiceStub(object):
                 request_serializer=warmshelf_dot_v1_dot_alias__pb2.RollBackAliasRequest.SerializeToString,
                 response_deserializer=warmshelf_dot_v1_dot_alias__pb2.RollBackAliasResponse.FromString,
                 _registered_method=True)
+        self.RemoveAlias = channel.unary_unary(
+                '/warmshelf.v1.AliasService/RemoveAlias',
+                request_serializer=warmshelf_dot_v1_dot_alias__pb2.RemoveAliasRequest.SerializeToString,
+                response_deserializer=warmshelf_dot_v1_dot_alias__pb2.RemoveAliasResponse.FromString,
+                _registered_method=True)
         self.ListAliases = channel.unary_unary(
                 '/warmshelf.v1.AliasService/ListAliases',
                 request_serializer=warmshelf_dot_v1_dot_alias__pb2.ListAliasesRequest.SerializeToString,
@@ -83,6 +88,17 @@ class AliasServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveAlias(self, request, context):
+        """Forgets an alias, if it still means what the caller thinks. What it meant
+        stays, as do leases on it. The name is free then, also for an artifact.
+
+        Errors: NOT_FOUND ARTIFACT_NOT_FOUND: there is no such alias;
+        FAILED_PRECONDITION ALIAS_MOVED; UNAVAILABLE REGISTRY_UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAliases(self, request, context):
         """Lists all aliases by name, each with its history.
         """
@@ -102,6 +118,11 @@ def add_AliasServiceServicer_to_server(servicer, server):
                     servicer.RollBackAlias,
                     request_deserializer=warmshelf_dot_v1_dot_alias__pb2.RollBackAliasRequest.FromString,
                     response_serializer=warmshelf_dot_v1_dot_alias__pb2.RollBackAliasResponse.SerializeToString,
+            ),
+            'RemoveAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveAlias,
+                    request_deserializer=warmshelf_dot_v1_dot_alias__pb2.RemoveAliasRequest.FromString,
+                    response_serializer=warmshelf_dot_v1_dot_alias__pb2.RemoveAliasResponse.SerializeToString,
             ),
             'ListAliases': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAliases,
@@ -166,6 +187,33 @@ class AliasService(object):
             '/warmshelf.v1.AliasService/RollBackAlias',
             warmshelf_dot_v1_dot_alias__pb2.RollBackAliasRequest.SerializeToString,
             warmshelf_dot_v1_dot_alias__pb2.RollBackAliasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/warmshelf.v1.AliasService/RemoveAlias',
+            warmshelf_dot_v1_dot_alias__pb2.RemoveAliasRequest.SerializeToString,
+            warmshelf_dot_v1_dot_alias__pb2.RemoveAliasResponse.FromString,
             options,
             channel_credentials,
             insecure,

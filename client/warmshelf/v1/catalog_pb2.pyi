@@ -171,18 +171,20 @@ class WatchArtifactsRequest(_message.Message):
     def __init__(self, after_sequence: _Optional[int] = ...) -> None: ...
 
 class WatchArtifactsResponse(_message.Message):
-    __slots__ = ("sequence", "changed", "removed_artifact_id", "snapshot_complete", "alias")
+    __slots__ = ("sequence", "changed", "removed_artifact_id", "snapshot_complete", "alias", "removed_alias")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_ARTIFACT_ID_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_ALIAS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     changed: _artifact_pb2.Artifact
     removed_artifact_id: str
     snapshot_complete: SnapshotComplete
     alias: _alias_pb2.Alias
-    def __init__(self, sequence: _Optional[int] = ..., changed: _Optional[_Union[_artifact_pb2.Artifact, _Mapping]] = ..., removed_artifact_id: _Optional[str] = ..., snapshot_complete: _Optional[_Union[SnapshotComplete, _Mapping]] = ..., alias: _Optional[_Union[_alias_pb2.Alias, _Mapping]] = ...) -> None: ...
+    removed_alias: str
+    def __init__(self, sequence: _Optional[int] = ..., changed: _Optional[_Union[_artifact_pb2.Artifact, _Mapping]] = ..., removed_artifact_id: _Optional[str] = ..., snapshot_complete: _Optional[_Union[SnapshotComplete, _Mapping]] = ..., alias: _Optional[_Union[_alias_pb2.Alias, _Mapping]] = ..., removed_alias: _Optional[str] = ...) -> None: ...
 
 class SnapshotComplete(_message.Message):
     __slots__ = ()

@@ -17,7 +17,18 @@ def moved(before: Alias | None, name: str, artifact_id: str, expected_id: str, n
     Raises:
         AliasMoved: it does not mean what is expected, "" for no alias at all.
     """
-    actual = before.artifact_id if before else ""
+    check_meant(before, name, expected_id)
+    history = before.history if before else ()
+    return Alias(name, (*history, AliasMove(artifact_id, now))[-HISTORY_COUNT_MAX:])
+
+
+def check_meant(alias: Alias | None, name: str, expected_id: str) -> None:
+    """Return if an alias means what is expected, "" for no alias at all.
+
+    Raises:
+        AliasMoved: it does not.
+    """
+    actual = alias.artifact_id if alias else ""
     if actual != expected_id:
         raise AliasMoved(
             f"alias {name!r} means {actual or 'nothing'}, not {expected_id or 'nothing'}",
@@ -25,8 +36,6 @@ def moved(before: Alias | None, name: str, artifact_id: str, expected_id: str, n
             expected=expected_id,
             actual=actual,
         )
-    history = before.history if before else ()
-    return Alias(name, (*history, AliasMove(artifact_id, now))[-HISTORY_COUNT_MAX:])
 
 
 def before_last_move(alias: Alias) -> str:

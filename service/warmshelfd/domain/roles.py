@@ -27,6 +27,7 @@ _ALL = frozenset(Role)
 
 CALLS: Mapping[str, frozenset[Role] | None] = {
     "warmshelf.v1.AliasService/ListAliases": _ALL,
+    "warmshelf.v1.AliasService/RemoveAlias": _REGISTRARS,
     "warmshelf.v1.AliasService/RollBackAlias": _REGISTRARS,
     "warmshelf.v1.AliasService/SetAlias": _REGISTRARS,
     "warmshelf.v1.CapabilitiesService/GetCapabilities": _ALL,

@@ -51,13 +51,6 @@ def lock_pages(buffer: mmap.mmap, threads: int = 1) -> None:
             raise
 
 
-def unlock_pages(buffer: mmap.mmap) -> None:
-    """Let the pages of a mapping go; those that are not locked stay as they are."""
-    with address_of(buffer) as (address, size):
-        if size:
-            LIBC.munlock(address, size)
-
-
 def check_lockable(size_bytes: int) -> None:
     """Ask the kernel whether so many bytes could be locked, without touching any memory.
 

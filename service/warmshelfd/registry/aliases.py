@@ -65,6 +65,12 @@ def load(connection: sqlite3.Connection) -> list[Alias]:
     return found
 
 
+def drop(connection: sqlite3.Connection, name: str) -> None:
+    """Forget an alias."""
+    connection.execute(TABLE)
+    connection.execute("DELETE FROM aliases WHERE name = ?", (name,))
+
+
 def keep(connection: sqlite3.Connection, aliases: Mapping[str, Alias]) -> None:
     """Keep aliases."""
     connection.execute(TABLE)

@@ -84,6 +84,10 @@ class Listener(ABC):
         """Take up an alias that other nodes set or moved; the registry has kept it."""
 
     @abstractmethod
+    def hear_alias_removed(self, name: str) -> None:
+        """Take up that other nodes removed an alias; the registry has forgotten it."""
+
+    @abstractmethod
     def note_sync(self, artifact_id: str) -> None:
         """``sync_of`` may say something else of an ID now."""
 
@@ -132,6 +136,10 @@ class Registry(ABC):
             AliasMoved: in a registry that nodes share it is another now.
             RegistryUnavailable: that registry is not in reach.
         """
+
+    @abstractmethod
+    async def remove_alias(self, before: Alias) -> None:
+        """Forget an alias that was ``before``; raises as ``swap_alias``."""
 
     async def load_uses(self) -> dict[str, datetime]:
         """Return when what was in this node's memory was last used, by ID. No other node has a part in it."""

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from warmshelf.errors import InvalidConfig
 from warmshelfd.registry.base import Registry
+from warmshelfd.registry.claims import ClaimStore
 from warmshelfd.registry.redis import RedisRegistry
+from warmshelfd.registry.redis_claims import RedisClaims
 from warmshelfd.registry.redis_link import Credentials, Link
 from warmshelfd.registry.redis_place import is_redis, parse_place
 from warmshelfd.registry.redis_residents import NODES, RedisResidents
@@ -42,6 +44,11 @@ def open_registry(
 def open_residents(uri: str, *, credentials: Credentials, ca_file: str | None) -> ResidentStore | None:
     """Return where nodes that share the registry tell each other what they have resident; None if none is shared."""
     return RedisResidents(Link(parse_place(uri), credentials, ca_file, NODES)) if is_redis(uri) else None
+
+
+def open_claims(uri: str, *, credentials: Credentials, ca_file: str | None) -> ClaimStore | None:
+    """Return where those nodes tell each other which sources they read; None as above."""
+    return RedisClaims(Link(parse_place(uri), credentials, ca_file, NODES)) if is_redis(uri) else None
 
 
 def check_registry(uri: str) -> None:

@@ -152,9 +152,17 @@ class RedisRegistry(CopiedRegistry):
 
     async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:
         """As the interface says."""
+        self._check_up()
+        return await self._aliases.swap(before, after)
+
+    async def remove_alias(self, before: Alias) -> None:
+        """As the interface says."""
+        self._check_up()
+        await self._aliases.remove(before)
+
+    def _check_up(self) -> None:
         if not self._up:
             raise RegistryUnavailable("the registry that nodes share is not in reach: no alias can be moved now")
-        return await self._aliases.swap(before, after)
 
     def sync_of(self, artifact_id: str) -> Sync | None:
         """As the interface says."""
@@ -272,8 +280,8 @@ class RedisRegistry(CopiedRegistry):
 
     def _found(self, found: Sequence[Shared]) -> None:
         for shared in found:
-            if shared.alias is not None:
-                self._aliases.found(shared.alias, shared.revision, self._listener)
+            if shared.artifact_id.startswith(MARK):
+                self._aliases.found(shared, self._listener)
                 continue
             known = self._known.get(shared.artifact_id, _NEW)
             if self._is_ours(shared.artifact_id):

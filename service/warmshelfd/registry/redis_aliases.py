@@ -6,6 +6,8 @@ For the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from warmshelf.errors import AliasMoved, RegistryUnavailable
 from warmshelf.types import Alias
@@ -13,6 +15,7 @@ from warmshelfd.redis_wire import RedisAwayError, RedisRefusedError
 from warmshelfd.registry.aliases import MARK
 from warmshelfd.registry.base import Listener
 from warmshelfd.registry.redis_sync import RedisSync
+from warmshelfd.registry.shared import Shared
 from warmshelfd.registry.sqlite import SqliteRegistry
 from warmshelfd.registry.telling import Numbers
 
@@ -29,7 +32,7 @@ class SharedAliases:
         self._sync = sync
         self._revisions = revisions
         self._aliases: dict[str, Alias] = {}  # as the copy has them
-        self._keeping: set[asyncio.Future[Alias]] = set()  # on their way to the copy
+        self._keeping: set[asyncio.Future[object]] = set()  # on their way to the copy
 
     async def load(self) -> list[Alias]:
         """Return what the copy has. The store has to tell each once more."""
@@ -40,36 +43,65 @@ class SharedAliases:
 
     async def swap(self, before: Alias | None, after: Alias) -> Alias:
         """Move an alias if the store has it as it was before; errors as ``Registry.swap_alias``."""
+        revision = await self._written(after.name, before, after)
+        if self._is_newer(after.name, revision):
+            self._aliases[after.name] = after
+            await self._copy.swap_alias(None, after)
+        return self._aliases.get(after.name, after)
+
+    async def remove(self, before: Alias) -> None:
+        """Remove an alias if the store has it as it was before; errors as ``Registry.remove_alias``."""
+        revision = await self._written(before.name, before, None)
+        if self._is_newer(before.name, revision):
+            self._aliases.pop(before.name, None)
+            await self._copy.remove_alias(before)
+
+    async def _written(self, name: str, before: Alias | None, after: Alias | None) -> int:
         try:
-            revision = await asyncio.wait_for(asyncio.wrap_future(self._sync.swap_alias(before, after)), MOVE_SECONDS)
+            writing = asyncio.wrap_future(self._sync.swap_alias(name, before, after))
+            revision = await asyncio.wait_for(writing, MOVE_SECONDS)
         except (RedisAwayError, RedisRefusedError, asyncio.TimeoutError):
             raise RegistryUnavailable("the registry that nodes share did not take the move; look what it has") from None
         if not revision:
-            raise AliasMoved(f"alias {after.name!r} was moved by another node meanwhile", name=after.name)
-        if self._is_newer(after, revision):
-            await self._copy.swap_alias(None, after)
-        return self._aliases[after.name]
+            raise AliasMoved(f"alias {name!r} was moved by another node meanwhile", name=name)
+        return revision
 
-    def found(self, alias: Alias, revision: int, listener: Listener | None) -> None:
-        """Take what the store has."""
-        mine = self._aliases.get(alias.name)
-        if self._is_newer(alias, revision) and mine != alias and listener is not None:
-            listener.hear_alias(alias)
-            keeping = asyncio.ensure_future(self._copy.swap_alias(mine, alias))  # the copy's thread keeps the order
-            self._keeping.add(keeping)
-            keeping.add_done_callback(self._keeping.discard)
-        elif mine is not None and mine != alias:  # the store went back in time
-            self._sync.swap_alias(alias, mine)
+    def found(self, shared: Shared, listener: Listener | None) -> None:
+        """Take what the store has of an alias, which may be that it was removed."""
+        name, theirs = shared.artifact_id.removeprefix(MARK), shared.alias
+        mine = self._aliases.get(name)
+        if not self._is_newer(name, shared.revision):
+            if mine is not None and mine != theirs:  # the store went back in time
+                self._sync.swap_alias(name, theirs, mine)
+        elif mine != theirs:
+            self._take(name, mine, theirs, listener)
+
+    def _take(self, name: str, mine: Alias | None, theirs: Alias | None, listener: Listener | None) -> None:
+        if theirs is not None:
+            self._aliases[name] = theirs
+            self._keep(self._copy.swap_alias(mine, theirs))
+            if listener is not None:
+                listener.hear_alias(theirs)
+        elif mine is not None:
+            del self._aliases[name]
+            self._keep(self._copy.remove_alias(mine))
+            if listener is not None:
+                listener.hear_alias_removed(name)
+
+    def _keep(self, work: Coroutine[Any, Any, object]) -> None:
+        """Have the copy take it up; its thread keeps the order."""
+        keeping = asyncio.ensure_future(work)
+        self._keeping.add(keeping)
+        keeping.add_done_callback(self._keeping.discard)
 
     def missing(self, name: str) -> None:
         """Write again what the store has lost; should others be first, theirs is found."""
         if (alias := self._aliases.get(name)) is not None:
-            self._sync.swap_alias(None, alias)
+            self._sync.swap_alias(name, None, alias)
 
-    def _is_newer(self, alias: Alias, revision: int) -> bool:
-        """Take an alias as the store has it, unless a later one was taken already; say whether it was taken."""
-        if revision <= self._revisions.get(MARK + alias.name):
+    def _is_newer(self, name: str, revision: int) -> bool:
+        """Say whether what the store has is newer than all that was taken; it is taken then."""
+        if revision <= self._revisions.get(MARK + name):
             return False
-        self._revisions.update({MARK + alias.name: revision})
-        self._aliases[alias.name] = alias
+        self._revisions.update({MARK + name: revision})
         return True

@@ -8,12 +8,11 @@ Nothing is read in full that may be longer than a value is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
-from warmshelf.errors import InvalidConfig
-from warmshelfd.redis_wire import Command, RedisAwayError, RedisRefusedError, RedisWire, Reply
+from warmshelfd.redis_wire import Command, RedisWire, Reply
 from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.redis_errand import Errand
 from warmshelfd.registry.redis_link import OPERATION_SECONDS, Link, exchange
 from warmshelfd.registry.residents import (
     KEPT_BYTES_MAX,
@@ -24,7 +23,6 @@ from warmshelfd.registry.residents import (
     NodeResidents,
     ResidentStore,
     Seen,
-    StoreAwayError,
     from_value,
     is_node_id,
     revision_of,
@@ -36,8 +34,6 @@ NODES = TAG + b":nodes"
 _READ_COUNT = 4
 """Values of one exchange: at most 4 MiB, which a healthy server sends within its time."""
 
-_T = TypeVar("_T")
-
 _LOOK_SECONDS_MAX = 5.0
 """Longest look: what a slow server has not sent by then is left out, and read by the next one."""
 
@@ -48,50 +44,32 @@ class RedisResidents(ResidentStore):
     """The exchanges, on a connection of their own that is made when it is needed."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
-        self._wire: RedisWire | None = None
+        self._errand = Errand(link)
 
     def publish(self, node_id: str, value: bytes) -> None:
         """As the interface says."""
         commands = [[b"SET", _key(node_id), value, b"EX", b"%d" % LIFE_SECONDS], [b"SADD", NODES, node_id.encode()]]
-        self._with_wire(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
+        self._errand.run(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
 
     def beat(self, node_id: str, *, again: bool) -> bool:
         """As the interface says."""
         commands = [[b"EXPIRE", _key(node_id), b"%d" % LIFE_SECONDS]]
         if again:
             commands.append([b"SADD", NODES, node_id.encode()])
-        return self._with_wire(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))[0] == 1
+        return self._errand.run(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))[0] == 1
 
     def leave(self, node_id: str) -> None:
         """As the interface says."""
         commands = [[b"DEL", _key(node_id)], [b"SREM", NODES, node_id.encode()]]
-        self._with_wire(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
+        self._errand.run(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
 
     def look(self, known: _Known) -> Seen:
         """As the interface says."""
-        return self._with_wire(lambda wire: _look(wire, known))
+        return self._errand.run(lambda wire: _look(wire, known))
 
     def close(self) -> None:
         """As the interface says."""
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
-
-    def _with_wire(self, work: Callable[[RedisWire], _T]) -> _T:
-        try:
-            if self._wire is None:
-                self._wire = self._link.connect()
-            return work(self._wire)
-        except RedisRefusedError as error:
-            self.close()  # perhaps it is no master any more
-            raise StoreAwayError(error.code.lower()) from None
-        except (RedisAwayError, InvalidConfig, OSError):
-            self.close()
-            raise StoreAwayError("away") from None
-        except BaseException:
-            self.close()
-            raise
+        self._errand.close()
 
 
 def _look(wire: RedisWire, known: _Known) -> Seen:

@@ -187,16 +187,17 @@ class RedisStore:
                 ]
         raise RedisAwayError("is written to by too many at once")
 
-    def swap_alias(self, wire: RedisWire, before: Alias | None, after: Alias) -> int:
-        """Write an alias if the store has it as it was before; return its revision, 0 if it had not."""
+    def swap_alias(self, wire: RedisWire, name: str, before: Alias | None, after: Alias | None) -> int:
+        """Write or remove an alias if the store has it as it was before; return its revision, 0 if it had not."""
+        value = partial(_alias_value, after) if after else _value_of(None)
         for _ in range(_TRIES_MAX):
             exchange(wire, [[b"WATCH", REGISTRATIONS]], 0)
             head = self.head(wire)
-            (current,) = self.get(wire, [MARK + after.name])
+            (current,) = self.get(wire, [MARK + name])
             if (current.alias if current else None) != before:
                 exchange(wire, [[b"UNWATCH"]], 64)
                 return 0
-            base = self._commit(wire, head, [(MARK + after.name, partial(_alias_value, after))])
+            base = self._commit(wire, head, [(MARK + name, value)])
             if base is not None:
                 return base + 1
         raise RedisAwayError("is written to by too many at once")

@@ -87,9 +87,12 @@ class RedisSync:
         """Make changes soon; the result is an error if the store could not be asked."""
         return self._submit(lambda wire: self._write(wire, changes))
 
-    def swap_alias(self, before: Alias | None, after: Alias) -> Future[int]:
-        """Write an alias soon if the store has it as it was before; the result is its revision, 0 if it had not."""
-        return self._submit(lambda wire: self._store.swap_alias(wire, before, after))
+    def swap_alias(self, name: str, before: Alias | None, after: Alias | None) -> Future[int]:
+        """Write an alias soon, or remove it, if the store has it as it was before, None for none.
+
+        The result is its revision, 0 if the store had it otherwise.
+        """
+        return self._submit(lambda wire: self._store.swap_alias(wire, name, before, after))
 
     def _submit(self, work: Callable[[RedisWire], Any]) -> Future[Any]:
         job = _Job(work, Future())

@@ -40,7 +40,7 @@ _VOCABULARY = "vocabulary:"
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the store holds of one ID; ``registration`` is None where it was removed, or where ``alias`` stands."""
+    """What the store holds of one ID: a registration, or an alias; neither where that was removed."""
 
     artifact_id: str
     revision: int

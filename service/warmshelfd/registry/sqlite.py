@@ -98,6 +98,10 @@ class SqliteRegistry(Registry):
         """As the interface says."""
         return await self.run(aliases.load)
 
+    async def remove_alias(self, before: Alias) -> None:
+        """As the interface says."""
+        await self.run(lambda connection: aliases.drop(connection, before.name))
+
     async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:  # noqa: ARG002 - nobody else moves it
         """As the interface says."""
         await self.run(lambda connection: aliases.keep(connection, {after.name: after}))

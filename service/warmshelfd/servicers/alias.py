@@ -28,6 +28,13 @@ class AliasServicer(alias_pb2_grpc.AliasServiceServicer):
         """Make an alias mean what it did before."""
         return alias_pb2.RollBackAliasResponse(alias=alias_to_proto(await self._aliases.roll_back(request.name)))
 
+    async def RemoveAlias(  # noqa: N802
+        self, request: alias_pb2.RemoveAliasRequest, _context: Any
+    ) -> alias_pb2.RemoveAliasResponse:
+        """Forget an alias."""
+        await self._aliases.remove(request.name, request.expected_artifact_id)
+        return alias_pb2.RemoveAliasResponse()
+
     async def ListAliases(  # noqa: N802
         self, _request: alias_pb2.ListAliasesRequest, _context: Any
     ) -> alias_pb2.ListAliasesResponse:

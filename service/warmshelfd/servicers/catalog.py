@@ -150,6 +150,8 @@ def _seen_to_proto(seen: Seen) -> catalog_pb2.WatchArtifactsResponse:
         message.changed.CopyFrom(artifact_to_proto(seen.artifact))
     elif seen.alias is not None:
         message.alias.CopyFrom(alias_to_proto(seen.alias))
+    elif seen.removed_alias:
+        message.removed_alias = seen.removed_alias
     elif seen.removed_id:
         message.removed_artifact_id = seen.removed_id
     else:

@@ -25,7 +25,7 @@ from warmshelfd.sources.http_answers import ABSENT, MOVED, Headers
 from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.retrying import TryAgain, check_stopped
 from warmshelfd.sources.settings import SourceSettings, read_secret, settings_for
-from warmshelfd.sources.url_prefixes import Url, UrlPrefixes, parse_url
+from warmshelfd.sources.url_prefixes import Url, UrlPrefixes, names_an_address, parse_url
 
 PORTS: Mapping[str, int | None] = {"http": 80, "https": 443}
 
@@ -62,6 +62,16 @@ class Reach:
     def settings_for(self, url: Url) -> SourceSettings | None:
         """Return the settings of the longest prefix that the URL lies below."""
         return settings_for(str(url), self._settings)
+
+    def allows_private(self, url: Url) -> bool:
+        """Say whether a URL's server may be at an address that is not public.
+
+        The settings of its prefix say so, or the allowed prefix names the address itself: whoever
+        allows ``http://127.0.0.1:8000`` has said which server is meant.
+        """
+        settings = self.settings_for(url)
+        named = names_an_address(url.host) and self.prefixes.allow(str(url))
+        return named or (settings is not None and settings.allow_private)
 
     def tls(self, ca_file: str | None) -> ssl.SSLContext:
         """Return what verifies certificates by the authorities in a file, or by the system's.
@@ -214,7 +224,7 @@ class Exchange:
     def _take(self, target: Url, settings: SourceSettings | None) -> tuple[Connection, tuple[str, str | None, bool]]:
         """Return a connection to the target's server, and what to keep it under."""
         ca_file = settings.ca_file if settings else None
-        allow_private = settings.allow_private if settings else False
+        allow_private = self._reach.allows_private(target)
         key = (target.origin, ca_file, allow_private)
         tls = self._reach.tls(ca_file) if target.scheme == "https" else None
         port = target.port or PORTS[target.scheme] or 0

@@ -113,8 +113,7 @@ class RedisWriter:
                 link.ask([[b"PERSIST", key] for key in keys])
                 if link.ask([[b"EXISTS", *keys]]) != [len(keys)]:
                     raise SpoolUnavailable("the spool's Redis lost chunks before all were written")
-            link.ask([[b"HSET", manifest_key(name), *(part for field in fields.items() for part in field)]])
-            _sync(link)
+            _publish(link, [b"HSET", manifest_key(name), *(part for field in fields.items() for part in field)])
 
     def hash(self, push_id: str, names: Sequence[str], cancelled: Cancelled) -> list[bytes]:
         """Read the files back as a source does, and return the SHA-256 of each."""
@@ -196,10 +195,18 @@ def _manifest(link: _Link, where: str, name: str) -> StoredManifest | None:
     return decode_manifest(where, as_fields(values)) if any(value is not None for value in values) else None
 
 
-def _sync(link: _Link) -> None:
-    """Have the server bring what was written to its disk, if it can say when that is done."""
-    command = [b"WAITAOF", b"1", b"0", b"%d" % (SYNC_SECONDS * 1000)]
-    answer = link.run(lambda wire: _reply(wire, command))
+def _publish(link: _Link, manifest: Command) -> None:
+    """Write the manifest, and have the server bring all up to it to its disk, if it can say when that is done.
+
+    Both on one connection: a server waits for what came on the same one, and on another for nothing.
+    """
+
+    def publish(wire: RedisWire) -> Reply:
+        wire.send([manifest])
+        wire.answer()
+        return _reply(wire, [b"WAITAOF", b"1", b"0", b"%d" % (SYNC_SECONDS * 1000)])
+
+    answer = link.run(publish)
     if isinstance(answer, list) and answer and answer[0] == 0:
         raise SpoolUnavailable(f"the spool's Redis did not write to its disk within {SYNC_SECONDS:g} s")
 

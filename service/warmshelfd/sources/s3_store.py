@@ -6,6 +6,7 @@ imported when the first bucket is opened.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -138,6 +139,7 @@ def _make(bucket: str, settings: SourceSettings | None, secrets: Secrets, limits
 
 def store_options(bucket: str, settings: SourceSettings | None, secrets: Secrets, limits: TimeLimits) -> dict[str, Any]:
     """Return what obstore is told. What is left out it takes from the environment, as AWS's tools do."""
+    told = settings.endpoint if settings else None
     client: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=limits.connect_seconds),
         "read_timeout": timedelta(seconds=limits.stall_seconds),
@@ -151,18 +153,23 @@ def store_options(bucket: str, settings: SourceSettings | None, secrets: Secrets
         "backoff": {**waits, "max_backoff": timedelta(seconds=again.wait_max_seconds)},
     }
     options: dict[str, Any] = {"client_options": client, "retry_config": retry}
+    client["allow_http"] = (told or _environment_endpoint()).lower().startswith("http://")
     if settings is None:
         return options
     if secrets.ca:
         client["root_certificate"] = secrets.ca
-    if settings.endpoint:
-        client["allow_http"] = settings.endpoint.lower().startswith("http://")
-        endpoint = settings.endpoint if settings.path_style else with_bucket(settings.endpoint, bucket)
+    if told:
+        endpoint = told if settings.path_style else with_bucket(told, bucket)
         options |= {"endpoint": endpoint, "aws_endpoint_url_s3": endpoint}  # or the environment's would win
     if settings.region:
         options["region"] = settings.region
     options["virtual_hosted_style_request"] = not settings.path_style
     return {**options, **_credentials(settings, secrets)}
+
+
+def _environment_endpoint() -> str:
+    """Return the server that AWS's tools would ask; it is plain HTTP only if it says so."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
 
 
 def _credentials(settings: SourceSettings, secrets: Secrets) -> Mapping[str, Any]:

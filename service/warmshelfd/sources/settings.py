@@ -23,6 +23,7 @@ SECRET_BYTES_MAX = 64 << 10
 
 _REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0]*")
 _PREFIX = re.compile(r"[a-z][a-z0-9+.-]*://[^\0\s?#]*")
+_REMOTE_SCHEMES = ("http", "https", "s3", "hf", *REDIS_SCHEMES)
 
 
 def _check_reference(text: str) -> str:
@@ -35,7 +36,10 @@ def check_prefix(text: str) -> str:
     """Return a prefix of remote sources; a ValueError says what is right."""
     if not _PREFIX.fullmatch(text) or "@" in text.partition("://")[2].partition("/")[0]:
         raise ValueError("a prefix is scheme://PLACE/PATH without user, query or fragment")
-    if text.partition("://")[0] in REDIS_SCHEMES:
+    scheme = text.partition("://")[0]
+    if scheme != "file" and scheme not in _REMOTE_SCHEMES:  # which have keys of encrypted files, and nothing else
+        raise ValueError(f"there is no source of scheme {scheme!r}; there are file, {', '.join(_REMOTE_SCHEMES)}")
+    if scheme in REDIS_SCHEMES:
         try:
             parse_prefix(text)
         except InvalidSpec as error:

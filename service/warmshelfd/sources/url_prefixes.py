@@ -109,6 +109,11 @@ def _parse_host(host: str) -> str:
     return host
 
 
+def names_an_address(host: str) -> bool:
+    """Say whether a host in its one spelling says by itself which machine it is: an address, or ``localhost``."""
+    return host == "localhost" or host.startswith("[") or _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
+
+
 def _parse_path(path: str) -> str:
     if _BAD_ESCAPE.search(path) or _ENCODED_TWICE.search(path):
         _refuse("a percent sign in a source's URL begins the code of one character, and is not encoded twice")

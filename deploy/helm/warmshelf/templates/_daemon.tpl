@@ -15,7 +15,10 @@ args:
   - --arena={{ include "warmshelf.arenaDirectory" . }}
   - --budget={{ include "warmshelf.daemonSize" .Values.arena.budget }}
   - --adapter-floor={{ include "warmshelf.daemonSize" .Values.arena.adapterFloor }}
-  - --registry=sqlite:///var/lib/warmshelf/registry.sqlite
+  - --registry={{ .Values.fleet.registry | default "sqlite:///var/lib/warmshelf/registry.sqlite" }}
+{{- range .Values.fleet.neighbours }}
+  - --neighbours={{ . }}
+{{- end }}
   - --http={{ .Values.http.host }}:{{ .Values.http.port }}
   - --pin={{ .Values.pin }}
   - --log-format={{ .Values.logFormat }}
@@ -34,6 +37,9 @@ args:
 env:
   - name: WARMSHELF_RESERVE_BYTES
     value: {{ include "warmshelf.daemonSize" .Values.arena.reserve }}
+{{- if .Values.fleet.registry }}
+{{ include "warmshelf.fleetEnv" . | trim | indent 2 }}
+{{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . | indent 2 }}
 {{- end }}
@@ -69,6 +75,25 @@ securityContext:
 {{ include "warmshelf.containerSecurity" . | indent 2 }}
 {{- if .Values.ipcLock }}
     add: [IPC_LOCK]
+{{- end }}
+{{- end }}
+
+{{- /* What other nodes are told of this one. A label that the pod does not have is empty, which counts as unset. */ -}}
+{{- define "warmshelf.fleetEnv" -}}
+- name: WARMSHELF_REGISTRY_COPY
+  value: /var/lib/warmshelf/registry.sqlite
+- name: WARMSHELF_NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- if .Values.tcp.port }}
+- name: WARMSHELF_ADVERTISE
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- end }}
+{{- if .Values.fleet.zone }}
+- name: WARMSHELF_NODE_ZONE
+  value: {{ .Values.fleet.zone | quote }}
+{{- else if .Values.fleet.zoneLabel }}
+- name: WARMSHELF_NODE_ZONE
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['{{ .Values.fleet.zoneLabel }}']"}}
 {{- end }}
 {{- end }}
 
