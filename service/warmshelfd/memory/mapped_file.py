@@ -82,14 +82,14 @@ class MappedFile:
         """Return a range of the file. Works while it is open, mapped or not.
 
         Raises:
-            SegmentCorrupt: the file ends before the range does: somebody has cut it.
+            SegmentCorrupt: the file ends before the range does, as somebody has cut it, or its memory is broken.
         """
-        part = os.pread(self._fd, end - start, start)
+        part = self._read_some(end - start, start)
         if len(part) == end - start:  # so it is, but for ranges of gigabytes
             return part
         parts, at = [part], start + len(part)
         while at < end:
-            part = os.pread(self._fd, end - at, at)
+            part = self._read_some(end - at, at)
             if not part:
                 raise SegmentCorrupt(
                     f"the file of a segment ends at byte {at}, byte {end - 1} is to be read: somebody has cut it",
@@ -99,6 +99,14 @@ class MappedFile:
             parts.append(part)
             at += len(part)
         return b"".join(parts)
+
+    def _read_some(self, size: int, start: int) -> bytes:
+        try:
+            return os.pread(self._fd, size, start)
+        except OSError as error:  # so the kernel tells of memory that failed
+            raise SegmentCorrupt(
+                f"the file of a segment cannot be read at byte {start}: {error.strerror}", offset_bytes=start
+            ) from error
 
     def crc(self, start: int, end: int) -> int:
         """Return the CRC32C of a range; errors as ``read``."""
