@@ -4,8 +4,8 @@
 #   docker build -t vllm-warmshelf --target worker \
 #     --build-arg WORKER_BASE=vllm/vllm-openai:v0.32.0 .    a worker's image and the client
 #
-# All that is downloaded comes from the package index; the versions are those of
-# constraints.txt, with which the tests run. Neither image has torch added to it.
+# All that the daemon's image downloads comes from the package index, and is what
+# scripts/lock wrote down of it, by SHA-256. Neither image has torch added to it.
 
 ARG BASE=python:3.11-slim
 ARG WORKER_BASE=python:3.11-slim
@@ -14,18 +14,19 @@ ARG WORKER_BASE=python:3.11-slim
 # What installs is left behind with this stage.
 FROM ${BASE} AS build
 
-ARG EXTRAS=daemon,redis,s3
 WORKDIR /src
 
-COPY constraints.txt ./
-RUN python3 -m venv /opt/warmshelf && python3 -m venv /opt/tools
+COPY requirements/image.lock requirements/build.lock requirements/
+RUN python3 -m venv /opt/warmshelf && python3 -m venv /opt/tools \
+ && /opt/tools/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r requirements/build.lock \
+ && /opt/warmshelf/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r requirements/image.lock
 
 COPY pyproject.toml README.md LICENSE ./
 COPY client client
 COPY service service
-RUN /opt/tools/bin/python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
- && /opt/warmshelf/bin/python -m pip install --no-cache-dir --constraint constraints.txt \
-      "$(ls /wheels/*.whl)[${EXTRAS}]" \
+RUN /opt/tools/bin/python -m pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /wheels . \
+ && /opt/warmshelf/bin/python -m pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
+ && /opt/warmshelf/bin/python -m pip check \
  && /opt/warmshelf/bin/python -m pip uninstall --yes pip setuptools
 
 

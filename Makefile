@@ -4,12 +4,12 @@
 PYTHON ?= python3
 PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 PACKAGES := client service
-CODE := $(PACKAGES) tests benchmarks examples scripts/docs_pages.py scripts/house scripts/image-test scripts/render-manifests \
+CODE := $(PACKAGES) tests benchmarks examples scripts/docs_pages.py scripts/house scripts/image-test scripts/lock scripts/render-manifests \
 	deploy/mixin
 ARGS ?=
 
-.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long kill-loop zoo manifests mixin image-test docs dist bench \
-	bench-vllm demo clean
+.PHONY: help install protos fmt check test test-nightly test-vllm fuzz fuzz-long soak kill-loop histories zoo manifests mixin \
+	image-test docs dist bench bench-vllm demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -100,6 +100,9 @@ check-stubs: .venv-protos/.installed
 test: install .venv-deploy/.installed ## Run every test but those that need vLLM
 	@.venv/bin/pytest $(ARGS)
 
+test-nightly: install ## Run the tests that take minutes or a network of their own, as root; an hour
+	@.venv/bin/pytest -m nightly $(ARGS)
+
 test-vllm: install .venv-vllm/.installed ## Run the tests that need vLLM, in an environment of its own
 	@.venv/bin/pytest -m vllm tests/vllm $(ARGS)
 
@@ -109,10 +112,16 @@ fuzz: install ## Fuzz every reader of what strangers write, a minute each; ARGS=
 	@PYTHONPATH=tests .venv/bin/python -m fuzz --seconds $(FUZZ_SECONDS) --corpus .fuzz $(ARGS)
 
 fuzz-long: ## The same, half an hour each; what was learnt is kept in .fuzz
-	@$(MAKE) fuzz FUZZ_SECONDS=1800
+	@$(MAKE) fuzz FUZZ_SECONDS=1800 ARGS="--out evidence/fuzz.json $(ARGS)"
+
+soak: install ## A week of a fleet's life in two hours: load, kills, outages; ARGS="--minutes 30" a quarter of it
+	@PYTHONPATH=tests .venv/bin/python -m soak --out evidence/soak.json --figure docs/figures/soak.png $(ARGS)
 
 kill-loop: install ## Kill the daemon fifty times at every failpoint while workers use it; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m killing --out evidence/kill-loop.json $(ARGS)
+
+histories: install ## Let callers loose on one ID, ten thousand times: an order must explain each answer; twenty minutes
+	@PYTHONPATH=tests .venv/bin/python -m histories --out evidence/histories.json $(ARGS)
 
 zoo: install ## Plant every defect of tests/zoo: some test must see it; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m zoo --out evidence/bug-zoo.json $(ARGS)

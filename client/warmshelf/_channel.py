@@ -258,8 +258,11 @@ class Connection:
 
     @property
     def is_renewed(self) -> bool:
-        """Whether a certificate was renewed since this connection was made, which goes on with the old one."""
-        return self._stamp != self._security.stamp()
+        """Whether a certificate was renewed since this connection was made, which goes on with the old one.
+
+        Not while only one of its two files is: that pair would open nothing.
+        """
+        return self._stamp != self._security.stamp() and self._security.is_whole()
 
     def _once(self, attempt: Callable[[], _T]) -> _T:
         try:

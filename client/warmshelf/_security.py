@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -60,6 +61,16 @@ class Tls:
         """Return what changes when one of the files does."""
         return tuple(_stamp(path) for path in (self.ca, self.cert, self.key) if path)
 
+    def is_whole(self) -> bool:
+        """Say whether the files can be read, and the key is the certificate's."""
+        if not (self.cert and self.key):
+            return True
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(self.cert, self.key, lambda: "")
+        except (OSError, ValueError):
+            return False
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Security:
@@ -98,6 +109,10 @@ class Security:
     def stamp(self) -> Stamp:
         """Return what changes when a file does that a channel is opened with; a token is read for each call."""
         return self.tls.stamp() if isinstance(self.tls, Tls) else ()
+
+    def is_whole(self) -> bool:
+        """Say whether a new connection could be opened with what the files hold now."""
+        return self.tls.is_whole() if isinstance(self.tls, Tls) else True
 
 
 PLAIN = Security()

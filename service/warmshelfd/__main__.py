@@ -14,6 +14,7 @@ from warmshelfd.config import parse
 from warmshelfd.logs import set_up_log
 from warmshelfd.memory.allocator import tune_allocator
 from warmshelfd.memory.arena import Arena
+from warmshelfd.privacy import keep_private
 from warmshelfd.tenancies import purge
 
 _log = logging.getLogger("warmshelfd")
@@ -32,6 +33,8 @@ def main() -> None:
 
 def _run() -> None:
     settings, warnings = parse(sys.argv[1:], os.environ)
+    if not settings.traceable:
+        keep_private()
     log = set_up_log(settings.log_format)
     for warning in warnings:
         _log.warning("%s", warning)

@@ -158,6 +158,13 @@ ADOPTIONS = Spec(
     {"result": (ADOPTED, *_NOT_ADOPTED)},
 )
 
+CHANGED = Spec(
+    Counter,
+    "warmshelf_segments_changed_total",
+    "Segments in memory that were found not to be as they were sealed, by how their file looks or by their CRCs. They "
+    "are given to nobody any more, and load again.",
+)
+
 # --- tenants; their names come from the configuration -------------------------
 
 TENANT_BYTES = Spec(

@@ -34,6 +34,7 @@ from warmshelfd.metric_table import (
     ARTIFACTS,
     BUILD_INFO,
     CALLERS_WAITING,
+    CHANGED,
     CREDENTIALS_REFUSED,
     EVICTIONS,
     FALLBACKS,
@@ -160,6 +161,10 @@ class Metrics:
     def adopted(self, reason: str = "") -> None:
         """Count a segment found at start; ``reason`` is why it was not adopted."""
         self._of(ADOPTIONS, reason.lower() or ADOPTED).inc()
+
+    def segment_changed(self) -> None:
+        """Count a segment that somebody or something has changed."""
+        self._of(CHANGED).inc()
 
     def fell_back(self, reason: str) -> None:
         """Count a client that streams because it could not map."""

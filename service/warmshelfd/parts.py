@@ -143,6 +143,7 @@ def flight_of(settings: Settings) -> FlightBudget:
         chunk_bytes=settings.chunk_bytes,
         small_chunk_bytes=settings.small_chunk_bytes,
         streams_max=settings.streams_max,
+        streams_per_session_max=settings.streams_per_session_max,
     )
 
 
@@ -151,6 +152,7 @@ def transport_of(settings: Settings) -> Transport:
     return Transport(
         message_bytes_max=settings.message_bytes_max,
         call_metadata_bytes_max=settings.call_metadata_bytes_max,
+        calls_per_connection_max=settings.calls_per_connection_max,
         keepalive_seconds=settings.keepalive_seconds,
         keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
     )

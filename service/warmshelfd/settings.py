@@ -144,6 +144,9 @@ class Settings(BaseSettings):
     """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
     """How the log's lines look: `json`, `text`, or `auto`: text on a terminal, else JSON. Default: `auto`."""
+    traceable: bool = False
+    """Lets processes of the daemon's own user look into it and trace it, as debuggers and profilers do, and lets it
+    leave core dumps. They see keys and could write to segments. Off by default."""
     purge: bool = False
     """Empty the arena and exit. Only on the command line."""
 
@@ -161,6 +164,10 @@ class Settings(BaseSettings):
     """Most changes kept for watchers that were away; who was away for longer begins anew."""
     streams_max: Count = 1024
     """Most reads that stream at once; each may have a small chunk under way."""
+    streams_per_session_max: Count = 256
+    """Most of those of one session, so that a worker whose readers stall leaves the others theirs."""
+    calls_per_connection_max: Annotated[Count, Field(le=GRPC_NUMBER_MAX)] = 1024
+    """Most calls of one connection that are answered at once; further ones wait in the client."""
     message_bytes_max: Annotated[Size, Field(le=GRPC_NUMBER_MAX)] = 1 << 20
     """Longest request; the longest that makes sense names some hundred features."""
     call_metadata_bytes_max: Annotated[Size, Field(le=GRPC_NUMBER_MAX)] = 16 << 10
@@ -172,7 +179,7 @@ class Settings(BaseSettings):
     """Size of a chunk, a power of two: a block's, whose CRC is known already. 1 to 2 MiB is fastest."""
     small_chunk_bytes: ChunkSize = 64 << 10
     """Size of the chunk that every stream may always send, also when readers stall."""
-    flight_bytes_max: Size = 128 << 20
+    flight_bytes_max: Size = 64 << 20
     """Bytes of larger chunks under way over all streams: what slow readers can cost beside small chunks."""
     stall_seconds: Seconds = 60.0
     """A stream whose reader has taken nothing for so long is ended; the reader may resume."""

@@ -133,7 +133,7 @@ def test_a_list_in_the_file_may_be_a_single_text_and_keys_may_have_hyphens(file:
 def test_every_setting_but_purge_can_be_given_in_the_environment_and_in_the_file(file: Path) -> None:
     special = {"listen": "localhost:1", "arena": "/x", "pin": "off", "registry": "sqlite:///x", "allow_source": "/x"}
     special |= {"http": "localhost:2", "log_format": "text", "registry_copy": "/x", "registry_password": "env:X"}
-    special |= {"restore": "false", "anonymous_roles": "reader", "insecure": "true"}
+    special |= {"restore": "false", "anonymous_roles": "reader", "insecure": "true", "traceable": "true"}
     special |= {"advertise": "10.0.0.1", "neighbours": "10.0.0.0/8", "trace_endpoint": "http://localhost:4318"}
     sizes = {"chunk_bytes": "128KiB", "small_chunk_bytes": "64KiB", "flight_bytes_max": "1GiB", "adapter_floor": "3%"}
     sizes |= {"message_bytes_max": "64KiB"}

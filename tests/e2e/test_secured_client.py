@@ -18,8 +18,11 @@ from kit.authority import Authority, Pair, put
 from kit.guarded import Guarded
 from kit.models import write_model
 from kit.processes import Daemon, eventually, read_all
+from kit.quick_daemon import QuickDaemon
 from warmshelf import ChangeKind, Tls
 from warmshelf.errors import DaemonUnreachable, InvalidRequest, PermissionDenied, Unauthenticated
+
+DAEMON = QuickDaemon
 
 VARIABLES = ("WARMSHELF_TLS_CA", "WARMSHELF_TLS_CERT", "WARMSHELF_TLS_KEY", "WARMSHELF_TOKEN_FILE")
 
@@ -271,6 +274,21 @@ def test_a_renewed_certificate_of_the_client_serves_from_the_next_call_on_and_le
             assert read_all(second) == read_all(lease) == tensors
     with by_certificate.daemon.connect() as local:
         eventually(lambda: not local.leases(), "both leases have ended")
+
+
+def test_a_certificate_of_the_client_that_is_renewed_file_by_file_fails_no_call(by_certificate: Guarded) -> None:
+    """Z3: between the two its key is another's, and later one of them is gone."""
+    tls = tls_of(by_certificate, by_certificate.pair("operator"))
+    new = by_certificate.pair("reader")
+    with warmshelf.connect(by_certificate.daemon.tcp_address, tls=tls, timeout=20) as shelf:
+        assert shelf.leases() == []
+        put(Path(tls.cert), new.cert)
+        assert shelf.leases() == []
+        put(Path(tls.key), new.key)
+        with pytest.raises(PermissionDenied, match="the-reader"):
+            shelf.leases()
+        Path(tls.cert).unlink()
+        assert shelf.list() == []
 
 
 def test_credentials_of_grpcs_own_are_taken_as_they_are(by_token: Guarded) -> None:

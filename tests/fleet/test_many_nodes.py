@@ -38,6 +38,7 @@ class LightNode:
             missing=lambda ids: None,
             up=self._came,
             failed=lambda _: self.tries.append(time.monotonic()),
+            newest=lambda: 0,
             known=dict,
         )
         self.sync = RedisSync(link, ears, lambda: None)

@@ -211,6 +211,9 @@ class Core:
             last = step.artifact
         return last
 
+    async def do_set_alias(self, name: str, artifact_id: str, expected_id: str) -> None:
+        await self._shelf.aliases.set(name, artifact_id, expected_id)
+
     async def do_open_session(self) -> str:
         return self._leasing.open_session("a test")[0]
 

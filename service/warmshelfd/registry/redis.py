@@ -245,6 +245,9 @@ class RedisRegistry(CopiedRegistry):
         self._hear_missed(ids)
         written = [decision.change.artifact_id for decision in decisions if decision.verdict is Verdict.WRITE]
         await self._keep_known(written)  # what others have is kept once it is taken up
+        for now in (decision.now for decision in decisions if decision.verdict is Verdict.WRITE):
+            if now is not None and self._holds(now.artifact_id, now.revision):
+                self._forget_removed(now.artifact_id)
         for artifact_id in ids:
             self._note(artifact_id)
 
@@ -286,6 +289,8 @@ class RedisRegistry(CopiedRegistry):
             known = self._known.get(shared.artifact_id, _NEW)
             if self._is_ours(shared.artifact_id):
                 self._missed[shared.artifact_id] = shared  # decided when ours is published, unless it came after that
+            elif shared.is_removed and not known.revision:
+                self._revisions.note(shared.revision)  # this node has nothing of it
             elif shared.revision != known.revision:
                 self._hear(shared)
 
@@ -317,6 +322,8 @@ class RedisRegistry(CopiedRegistry):
             last = {heard.artifact_id: heard for heard in some}
             await asyncio.gather(*map(self._take_up_one, last.values()))
             await self._keep_known(list(last))
+            for heard in (one for one in last.values() if one.holds()):
+                self._forget_removed(heard.artifact_id)
 
     async def _take_up_one(self, heard: Heard) -> None:
         is_alike: bool | None = False
@@ -355,7 +362,7 @@ class RedisRegistry(CopiedRegistry):
     # --- what is known of the store -----------------------------------------
 
     def _know(self, artifact_id: str, shared: Shared, conflict: str = "", digest: str = "") -> None:
-        self._revisions.update({artifact_id: shared.revision})  # what is removed too: it is read no more than once
+        self._revisions.update({artifact_id: shared.revision})  # what is removed too, until that is done with
         if shared.registration is None:
             self._known.pop(artifact_id, None)
             return
@@ -368,6 +375,11 @@ class RedisRegistry(CopiedRegistry):
         self._known[artifact_id] = known
         self._revisions.update({artifact_id: known.revision})
 
+    def _forget_removed(self, artifact_id: str) -> None:
+        """Forget the number of a removal that is done with, or a node would remember every ID there ever was."""
+        if artifact_id not in self._known:
+            self._revisions.drop(artifact_id)
+
     async def _keep_known(self, ids: Sequence[str]) -> None:
         kept = {artifact_id: self._known[artifact_id] for artifact_id in ids if artifact_id in self._known}
         gone = [artifact_id for artifact_id in ids if artifact_id not in self._known]
@@ -379,4 +391,4 @@ class RedisRegistry(CopiedRegistry):
     def _ears(self) -> Ears:
         told = partial(tell_on, lambda: self._loop)
         found, missing, up = map(told, (self._found, self._missing, self._came_up))
-        return Ears(found, missing, up, self._count, self._revisions.all)
+        return Ears(found, missing, up, self._count, self._revisions.all, self._revisions.newest)

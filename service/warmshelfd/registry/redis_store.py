@@ -217,12 +217,10 @@ class RedisStore:
 
     def forget_removals(self, wire: RedisWire, found: Iterable[Shared]) -> None:
         """Drop removals that are remembered for long enough; what became of them meanwhile stays."""
-        ids = [one.artifact_id.encode("ascii") for one in found if one.registration is None and one.alias is None]
-        for field in ids:
+        for field in (one.artifact_id.encode("ascii") for one in found if _is_forgettable(one.removed_seconds)):
             exchange(wire, [[b"WATCH", self._registrations]], 0)
             (value,) = exchange(wire, [[b"HGET", self._registrations, field]], VALUE_BYTES_MAX)
-            removed = removed_at(value) if isinstance(value, bytes) else None
-            if removed is None or removed + REMOVED_KEPT_SECONDS > time.time():
+            if not _is_forgettable(removed_at(value) if isinstance(value, bytes) else None):
                 exchange(wire, [[b"UNWATCH"]], 0)
             else:
                 exchange(wire, [[b"MULTI"], [b"HDEL", self._registrations, field], [b"EXEC"]], 64)
@@ -260,6 +258,10 @@ class RedisStore:
 
     def _announce(self, number: int, field: bytes) -> Command:
         return [b"XADD", self._changes, b"MAXLEN", b"~", b"%d" % CHANGES_KEPT, b"%d-0" % number, b"id", field]
+
+
+def _is_forgettable(removed_seconds: int | None) -> bool:
+    return removed_seconds is not None and removed_seconds + REMOVED_KEPT_SECONDS <= time.time()
 
 
 def _went_back(head: int, newest: int) -> bool:

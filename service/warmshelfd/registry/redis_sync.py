@@ -48,6 +48,7 @@ class Ears:
         up: whether the store is in reach and all of it was read.
         failed: a try failed, by a word for the metric.
         known: returns the revisions known, by ID; asked for before everything is read.
+        newest: returns the largest revision ever known, also of IDs that mean nothing any more.
     """
 
     found: Callable[[Sequence[Shared]], None]
@@ -55,6 +56,7 @@ class Ears:
     up: Callable[[bool], None]
     failed: Callable[[str], None]
     known: Callable[[], Mapping[str, int]]
+    newest: Callable[[], int]
 
 
 @dataclass(frozen=True)
@@ -174,14 +176,14 @@ class RedisSync:
     def _read_all(self, wire: RedisWire) -> int:
         """Read everything; return the number of the latest change that is surely in what was read."""
         known = dict(self._ears.known())
-        self._store.begin(wire, max(known.values(), default=0))
+        self._store.begin(wire, self._ears.newest())
         self._own.clear()
         head = self._store.head(wire)
         removed: list[Shared] = []
         for ids, found in self._store.all(wire, known):
             for artifact_id in ids:
                 known.pop(artifact_id, None)
-            removed += [shared for shared in found if shared.registration is None]
+            removed += [shared for shared in found if shared.is_removed]
             if found:
                 self._ears.found(found)
         if known:

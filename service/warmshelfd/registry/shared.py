@@ -40,12 +40,21 @@ _VOCABULARY = "vocabulary:"
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the store holds of one ID: a registration, or an alias; neither where that was removed."""
+    """What the store holds of one ID: a registration, or an alias; neither where that was removed.
+
+    ``removed_seconds`` is when it was removed, since 1970; None if it was not, or nobody knows.
+    """
 
     artifact_id: str
     revision: int
     registration: Registration | None
     alias: Alias | None = None
+    removed_seconds: int | None = None
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the ID means nothing any more."""
+        return self.registration is None and self.alias is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +157,7 @@ def from_value(artifact_id: str, value: bytes) -> Shared:
     if match is None or len(value) > VALUE_BYTES_MAX:
         raise BadRecord("is no value of a registry")
     if match[2] == b"removed":
-        return Shared(artifact_id, int(match[1]), None)
+        return Shared(artifact_id, int(match[1]), None, removed_seconds=removed_at(value))
     if artifact_id.startswith(MARK):
         alias = alias_from_json(unfolded(match[3], RECORD_BYTES_MAX))
         if MARK + alias.name != artifact_id:

@@ -32,11 +32,12 @@ def answer(asking: asyncio.Future[str] | None, text: str) -> bool:
 
 
 class Numbers:
-    """Numbers by name. May be used by several threads."""
+    """Numbers by name, and the largest there ever was. May be used by several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers: dict[str, int] = {}  # guarded by the lock
+        self._numbers: dict[str, int] = {}  # guarded by the lock, as is:
+        self._newest = 0
 
     def get(self, name: str) -> int:
         """Return a name's number; 0 if it has none."""
@@ -47,6 +48,17 @@ class Numbers:
         """Set some."""
         with self._lock:
             self._numbers.update(numbers)
+            self._newest = max((self._newest, *numbers.values()))
+
+    def note(self, number: int) -> None:
+        """Take a number that no name has any more for one there was."""
+        with self._lock:
+            self._newest = max(self._newest, number)
+
+    def newest(self) -> int:
+        """Return the largest number there ever was; 0 if there was none."""
+        with self._lock:
+            return self._newest
 
     def drop(self, name: str) -> None:
         """Forget a name."""
