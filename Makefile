@@ -8,8 +8,8 @@ CODE := $(PACKAGES) tests benchmarks examples scripts/docs_pages.py scripts/hous
 	deploy/mixin
 ARGS ?=
 
-.PHONY: help install protos fmt check test test-vllm fuzz fuzz-long soak kill-loop zoo manifests mixin image-test docs dist bench \
-	bench-vllm demo clean
+.PHONY: help install protos fmt check test test-nightly test-vllm fuzz fuzz-long soak kill-loop histories zoo manifests mixin \
+	image-test docs dist bench bench-vllm demo clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -100,6 +100,9 @@ check-stubs: .venv-protos/.installed
 test: install .venv-deploy/.installed ## Run every test but those that need vLLM
 	@.venv/bin/pytest $(ARGS)
 
+test-nightly: install ## Run the tests that take minutes or a network of their own, as root; an hour
+	@.venv/bin/pytest -m nightly $(ARGS)
+
 test-vllm: install .venv-vllm/.installed ## Run the tests that need vLLM, in an environment of its own
 	@.venv/bin/pytest -m vllm tests/vllm $(ARGS)
 
@@ -116,6 +119,9 @@ soak: install ## A week of a fleet's life in two hours: load, kills, outages; AR
 
 kill-loop: install ## Kill the daemon fifty times at every failpoint while workers use it; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m killing --out evidence/kill-loop.json $(ARGS)
+
+histories: install ## Let callers loose on one ID, ten thousand times: an order must explain each answer; twenty minutes
+	@PYTHONPATH=tests .venv/bin/python -m histories --out evidence/histories.json $(ARGS)
 
 zoo: install ## Plant every defect of tests/zoo: some test must see it; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m zoo --out evidence/bug-zoo.json $(ARGS)

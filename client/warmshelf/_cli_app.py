@@ -54,6 +54,7 @@ class _Settings:
     output: render.Output | None = None
     tls: Tls | None = None
     token_file: Path | None = None
+    tenant: str | None = None
 
 
 def _print_version(wanted: bool) -> None:
@@ -77,12 +78,16 @@ def _settings_of_all(
         Optional[Path],  # noqa: UP045 - typer reads it at run time
         typer.Option(metavar="FILE", help="File with this caller's token. All four as WARMSHELF_... by default."),
     ] = None,
+    tenant: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads it at run time
+        typer.Option(metavar="NAME", help="Tenant to call for, by an operator of none. WARMSHELF_TENANT by default."),
+    ] = None,
     version: Annotated[  # noqa: ARG001 - its callback does it
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
     tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else None
-    context.obj = _Settings(address, output, tls, token_file)
+    context.obj = _Settings(address, output, tls, token_file, tenant)
 
 
 def output_of(context: typer.Context, output: render.Output | None) -> render.Output:
@@ -92,7 +97,8 @@ def output_of(context: typer.Context, output: render.Output | None) -> render.Ou
 @contextlib.contextmanager
 def daemon(context: typer.Context, address: str | None) -> Iterator[Shelf]:
     try:
-        shelf = connect(address or context.obj.address, tls=context.obj.tls, token=context.obj.token_file)
+        given = context.obj
+        shelf = connect(address or given.address, tls=given.tls, token=given.token_file, tenant=given.tenant)
     except InvalidRequest as error:
         hint = "--address" if "address" in error.details else None
         raise typer.BadParameter(error.message, param_hint=hint) from error

@@ -41,6 +41,7 @@ def examine(
         as_worker=worker,
         tls=caller.tls,
         token=caller.token_file,
+        tenant=caller.tenant,
     )
     try:
         found = list(reached)

@@ -1,4 +1,4 @@
-"""What a connection is opened with: TLS, a token, or neither; and whose Unix socket is trusted.
+"""What a connection is opened with: TLS, a token, or neither; for which tenant; and whose Unix socket is trusted.
 
 Files are named here and read when they are used, so that a renewed one counts. Knows no call,
 and shows no token: not in an error, nor when printed.
@@ -12,6 +12,7 @@ import ssl
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -23,9 +24,14 @@ DAEMON_UID_VARIABLE = "WARMSHELF_DAEMON_UID"
 CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "WARMSHELF_TLS_CA", "WARMSHELF_TLS_CERT", "WARMSHELF_TLS_KEY"
 TOKEN_VARIABLE = "WARMSHELF_TOKEN_FILE"  # noqa: S105 - names a file
 
+TENANT_VARIABLE = "WARMSHELF_TENANT"
+TENANT_METADATA_KEY = "warmshelf-tenant"
+"""What a call names a tenant with, where an operator of none calls for one."""
+
 TOKEN_BYTES_MAX = 8 << 10
 """Longest token: the daemon takes 16 KiB of metadata, and a wrong path may be a disk."""
 
+_TENANT = re.compile(r"[a-z0-9-]{0,63}")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -72,9 +78,14 @@ class Security:
 
     tls: Tls | grpc.ChannelCredentials | None = None
     token: Callable[[], str] | None = field(default=None, repr=False)
+    tenant: str = ""
 
     def channel(self, target: str, options: tuple[tuple[str, object], ...], *, is_unix: bool) -> grpc.Channel:
         """Return a channel, not connected yet."""
+        channel = self._channel(target, options, is_unix=is_unix)
+        return grpc.intercept_channel(channel, _ForTenant(self.tenant)) if self.tenant else channel
+
+    def _channel(self, target: str, options: tuple[tuple[str, object], ...], *, is_unix: bool) -> grpc.Channel:
         if is_unix:
             local = self.token and grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
             credentials = local or None
@@ -108,13 +119,20 @@ PLAIN = Security()
 
 
 def choose(
-    tls: Tls | grpc.ChannelCredentials | None, token: str | os.PathLike[str] | None, *, is_unix: bool
+    tls: Tls | grpc.ChannelCredentials | None,
+    token: str | os.PathLike[str] | None,
+    tenant: str | None = None,
+    *,
+    is_unix: bool,
 ) -> Security:
     """Return what arguments and environment mean for an address.
 
     Raises:
         InvalidRequest: they contradict each other or the address.
     """
+    named = os.environ.get(TENANT_VARIABLE, "") if tenant is None else tenant
+    if not _TENANT.fullmatch(named):
+        raise InvalidRequest(f"a tenant's name has small letters, digits and -: {named[:64]!a}", field="tenant")
     if tls is not None and is_unix:
         raise InvalidRequest("the address is a Unix socket: no TLS there")
     chosen = None if is_unix else tls or _of_environment()
@@ -122,13 +140,13 @@ def choose(
         raise InvalidRequest("a certificate and its key go together")
     file = os.environ.get(TOKEN_VARIABLE, "")
     if token is None and not file:
-        return Security(chosen)
+        return Security(chosen, tenant=named)
     if chosen is None and not is_unix:
         raise InvalidRequest(
             f"a token is not sent over plain TCP, where others can read it: give --tls-ca (tls=) or {CA_VARIABLE}"
             + (f", or unset {TOKEN_VARIABLE}" if token is None else "")
         )
-    return Security(chosen, _fixed(token) if isinstance(token, str) else _in_file(os.fspath(token or file)))
+    return Security(chosen, _fixed(token) if isinstance(token, str) else _in_file(os.fspath(token or file)), named)
 
 
 def _of_environment() -> Tls | None:
@@ -149,6 +167,42 @@ def _checked(token: str, where: str) -> str:
     if len(token) > TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
         raise InvalidRequest(f"{where} is not of the letters, digits and ._~+/- that a bearer token has")
     return token
+
+
+class _Details(NamedTuple):
+    """What is known of a call before it is made, as gRPC wants it."""
+
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class _ForTenant(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+):
+    """Names the tenant in each call. Who may not, is told so by the daemon."""
+
+    def __init__(self, tenant: str) -> None:
+        self._named = (TENANT_METADATA_KEY, tenant)
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._of_tenant(details), request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._of_tenant(details), request)
+
+    def intercept_stream_unary(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return continuation(self._of_tenant(details), requests)
+
+    def _of_tenant(self, details: Any) -> _Details:
+        metadata = [*(details.metadata or ()), self._named]
+        more = details.credentials, details.wait_for_ready, details.compression
+        return _Details(details.method, details.timeout, metadata, *more)
 
 
 class _Bearer(grpc.AuthMetadataPlugin):

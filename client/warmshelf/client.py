@@ -62,6 +62,7 @@ def connect(
     holder: str | None = None,
     tls: Tls | grpc.ChannelCredentials | None = None,
     token: str | os.PathLike[str] | None = None,
+    tenant: str | None = None,
     timeout: float = CALL_TIMEOUT_SECONDS,
 ) -> Shelf:
     """Return a Shelf for the daemon at an address. Nothing is opened before its first call.
@@ -76,6 +77,7 @@ def connect(
             renewed serve from the next call on.
         token: who calls; a text is the token, a path is a file that has it and is read for each call. By
             default the file of WARMSHELF_TOKEN_FILE. Never sent over plain TCP.
+        tenant: whom an operator of no tenant calls for; by default that of WARMSHELF_TENANT.
         timeout: seconds each call may take, unless it is given its own.
 
     Raises:
@@ -83,7 +85,7 @@ def connect(
     """
     Deadline(timeout)
     where = parse_address(address or default_address())
-    security = choose(tls, token, is_unix=bool(where.socket_path))
+    security = choose(tls, token, tenant, is_unix=bool(where.socket_path))
     chosen_arena = os.fspath(arena) if arena is not None else os.environ.get(ARENA_VARIABLE, "")
     return Shelf(where, chosen_arena, holder, security, timeout)
 

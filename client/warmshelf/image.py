@@ -7,6 +7,7 @@ no file, mapping, stream or daemon.
 from __future__ import annotations
 
 import mmap
+import struct
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from google.protobuf.message import DecodeError
 from warmshelf._wire import layout_from_proto
 from warmshelf.errors import SegmentCorrupt
 from warmshelf.layout import Layout, TensorSpec, check_tensors
-from warmshelf.segment import HEADER_BYTES, Section, SegmentHeader, parse_header
+from warmshelf.segment import HEADER_BYTES, Section, SegmentHeader, block_range, parse_header
 from warmshelf.v1 import artifact_pb2, manifest_pb2
 
 _NONE: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -72,6 +73,26 @@ class SegmentImage:
         """
         spec = self.specs[name]
         return self.view[spec.offset_bytes : spec.end_bytes]
+
+    def check_data(self, known: Mapping[tuple[int, int], int] = MappingProxyType({})) -> None:
+        """Compare each block of the data with the CRC that was taken when it was sealed.
+
+        Args:
+            known: CRCs of ranges that were computed already; the others are here.
+
+        Raises:
+            SegmentCorrupt: a block is another than was sealed.
+        """
+        table = self._checked(self.header.blocks, "table of blocks")
+        for index, (sealed,) in enumerate(struct.iter_unpack("<I", table)):
+            start, end = block_range(self.header.data, index)
+            crc = known.get((start, end))
+            if crc is None:
+                crc = crc32c.crc32c(self.view[start:end])
+            if crc != sealed:
+                raise SegmentCorrupt(
+                    f"block {index} of segment {self.header.segment_id}, from byte {start}, is another than was sealed"
+                )
 
     @cached_property
     def layout(self) -> Layout:

@@ -24,7 +24,7 @@ from warmshelf.mapping import CannotMap, map_segment
 from warmshelf.session import RELEASE_SECONDS, Link, Session
 from warmshelf.shard import Shard, layer_of
 from warmshelf.sharding import ShardStream, shard_image
-from warmshelf.transfer import read_segment
+from warmshelf.transfer import Seen, read_segment
 from warmshelf.types import Artifact, ArtifactKind, LeaseInfo
 from warmshelf.v1 import lease_pb2, transfer_pb2
 
@@ -280,16 +280,18 @@ def _bring(
         return _map(link, answer, segment, arena, writable=writable), ""
     except CannotMap as error:
         request = _request(session, answer, segment, error.fallback_reason)
+    seen: Seen = {}
     with _told_as_lost(session):
         if shard:
             stream = ShardStream(link.connection, request, segment, shard, deadline)
             for _ in stream.arrive():
                 pass
             return stream.image, request.fallback_reason
-        buffer = read_segment(link.connection, request, segment, deadline)
+        buffer = read_segment(link.connection, request, segment, deadline, seen)
     image = SegmentImage(buffer, segment.content_size_bytes)
     if image.header.segment_id != segment.segment_id:
         raise SegmentCorrupt(f"streamed segment {image.header.segment_id}, leased {segment.segment_id}")
+    image.check_data(seen)  # a chunk of another segment is unharmed and at its place, and would pass until here
     return image, request.fallback_reason
 
 

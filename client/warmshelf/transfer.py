@@ -33,11 +33,18 @@ from warmshelf.v1 import transfer_pb2
 FRUITLESS_COUNT_MAX = 5
 """Reads in a row that bring no new byte before the error is the caller's to see."""
 
+Seen = dict[tuple[int, int], int]
+"""The CRC of each chunk that came unharmed, by the half-open range that it is."""
+
 _RESUMABLE = (ChunkCorrupt, DaemonUnreachable, StreamStalled, TooManyStreams)
 
 
 def read_segment(
-    connection: Connection, request: transfer_pb2.ReadSegmentRequest, segment: SegmentSpec, deadline: Deadline
+    connection: Connection,
+    request: transfer_pb2.ReadSegmentRequest,
+    segment: SegmentSpec,
+    deadline: Deadline,
+    seen: Seen | None = None,
 ) -> mmap.mmap:
     """Return the content of a leased segment in memory of its own.
 
@@ -46,13 +53,14 @@ def read_segment(
         request: lease, session, segment and fallback reason.
         segment: what the lease's layout says of it.
         deadline: for all of it.
+        seen: takes the CRCs of what came.
 
     Raises:
         WarmshelfError: the lease is lost, time is up, or no byte came in several reads.
     """
     buffer = allocate_content(segment)
     with memoryview(buffer) as view:
-        read_range(connection, request, view, 0, deadline)
+        read_range(connection, request, view, 0, deadline, seen)
     return buffer
 
 
@@ -62,6 +70,7 @@ def read_range(
     view: memoryview,
     first_byte: int,
     deadline: Deadline,
+    seen: Seen | None = None,
 ) -> None:
     """Fill the view with a leased segment's bytes from ``first_byte`` on; as ``read_segment``."""
 
@@ -71,7 +80,7 @@ def read_range(
         part.offset_bytes, part.limit_bytes = offset_bytes, limit_bytes
         return connection.read_segment(part, timeout=deadline.left())
 
-    for _ in arrivals(connection, start, view, first_byte, deadline):
+    for _ in arrivals(connection, start, view, first_byte, deadline, seen):
         pass
 
 
@@ -90,7 +99,12 @@ def read_tensors(
 
 
 def arrivals(
-    connection: Connection, start: Callable[[int, int], Any], view: memoryview, first_byte: int, deadline: Deadline
+    connection: Connection,
+    start: Callable[[int, int], Any],
+    view: memoryview,
+    first_byte: int,
+    deadline: Deadline,
+    seen: Seen | None = None,
 ) -> Iterator[int]:
     """Fill the view from streams of chunks, going on where one broke; yield the bytes that are there and checked.
 
@@ -102,7 +116,7 @@ def arrivals(
         call = connection.once(lambda: start(offset, first_byte + len(view) - offset))  # noqa: B023 - called at once
         error: WarmshelfError | None = None
         try:
-            for data in chunks(call, offset, first_byte + len(view)):
+            for data in chunks(call, offset, first_byte + len(view), seen):
                 view[done_bytes : done_bytes + len(data)] = data
                 done_bytes += len(data)
                 yield done_bytes
@@ -157,8 +171,10 @@ def _short(done_bytes: int, total_bytes: int) -> ChunkCorrupt:
     )
 
 
-def chunks(messages: Iterator[bytes], offset_bytes: int, end_bytes: int) -> Iterator[memoryview]:
-    """Yield the data of each message once it is proven to be the next and unharmed."""
+def chunks(
+    messages: Iterator[bytes], offset_bytes: int, end_bytes: int, seen: Seen | None = None
+) -> Iterator[memoryview]:
+    """Yield the data of each message once it is proven to be the next and unharmed; ``seen`` takes its CRC."""
     for message in messages:
         offset, crc, data = parse_frame(message)
         if offset != offset_bytes or not 0 < len(data) <= end_bytes - offset_bytes:
@@ -170,4 +186,6 @@ def chunks(messages: Iterator[bytes], offset_bytes: int, end_bytes: int) -> Iter
         if crc32c.crc32c(data) != crc:
             raise ChunkCorrupt(f"the chunk at byte {offset} has another CRC than sent", offset_bytes=offset)
         offset_bytes += len(data)
+        if seen is not None:
+            seen[offset, offset_bytes] = crc
         yield data

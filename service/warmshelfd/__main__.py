@@ -14,6 +14,8 @@ from warmshelfd.config import parse
 from warmshelfd.logs import set_up_log
 from warmshelfd.memory.allocator import tune_allocator
 from warmshelfd.memory.arena import Arena
+from warmshelfd.privacy import keep_private
+from warmshelfd.tenancies import purge
 
 _log = logging.getLogger("warmshelfd")
 
@@ -31,13 +33,15 @@ def main() -> None:
 
 def _run() -> None:
     settings, warnings = parse(sys.argv[1:], os.environ)
+    if not settings.traceable:
+        keep_private()
     log = set_up_log(settings.log_format)
     for warning in warnings:
         _log.warning("%s", warning)
     _allow_open_files()
     arena = Arena.open(settings.arena, settings.budget, settings.pin, settings.reserve_bytes)
     if settings.purge:
-        print(f"removed {arena.purge()} segments from {arena.directory}")
+        print(f"removed {purge(arena)} segments from {arena.directory}")
         arena.close()
         return
     daemon = Daemon(settings, arena)

@@ -27,15 +27,20 @@ from warmshelfd import __version__
 from warmshelfd.identities import IdentitySettings
 from warmshelfd.settings import Settings
 from warmshelfd.sources.settings import SourceSettings
+from warmshelfd.tenant_settings import TenantSettings
 
 _PREFIX = "WARMSHELF_"
 _SQLITE = "sqlite://"
 _LISTS = frozenset({"listen", "allow_source", "preload", "neighbours", "anonymous_roles"})
 _KNOWN = frozenset(Settings.model_fields) - {"purge"}
-_TABLES: Mapping[str, type[BaseModel]] = {"source": SourceSettings, "identity": IdentitySettings}
+_TABLES: Mapping[str, type[BaseModel]] = {
+    "source": SourceSettings,
+    "identity": IdentitySettings,
+    "tenant": TenantSettings,
+}
 _ONLY_IN_FILE = frozenset(_TABLES)
 _FLAGS = frozenset({"insecure"})
-_OF_CLIENTS = frozenset({"address", "daemon_uid", "tls_ca", "tls_cert", "tls_key", "token_file"})
+_OF_CLIENTS = frozenset({"address", "daemon_uid", "tls_ca", "tls_cert", "tls_key", "token_file", "tenant"})
 _NOT_OURS = frozenset({"config", "failpoints"}) | _OF_CLIENTS
 """Variables that are read elsewhere: by ``parse``, by clients, by ``failpoints``."""
 _MAY_HOLD_SECRETS = frozenset({"trace_endpoint", "registry", "registry_password"}) | _ONLY_IN_FILE

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from warmshelfd.memory.arena import Arena
@@ -30,6 +31,10 @@ _REACH = "daemon"
 """Whether doctor may call us is no matter here: it has no credentials, where some are asked for."""
 
 _ANSWER_BYTES_MAX = 1 << 20
+
+_PASSED_ON = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
+_PASSED_ON_PREFIXES = ("CUDA_", "LC_", "NVIDIA_")
+"""What of our environment doctor gets. The rest may be secrets, and other processes of our user can read doctor's."""
 
 
 class Examining:
@@ -57,10 +62,13 @@ class Examining:
 
     async def _ask(self) -> None:
         where = ("--address", self._address, "--arena", self._arena.directory)
-        more = ("--budget", str(self._arena.budget_bytes), "--output", "json")
+        more = ("--budget", str(self._arena.whole_budget_bytes), "--output", "json")
         command = (sys.executable, "-m", "warmshelf.cli", "doctor", *where, *more)
         pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        process = await asyncio.create_subprocess_exec(*command, stdin=nothing, stdout=pipe, stderr=nothing)
+        environ = passed_on(os.environ)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=nothing, stdout=pipe, stderr=nothing, env=environ
+        )
         try:
             text, _ = await asyncio.wait_for(process.communicate(), _COMMAND_SECONDS_MAX)
             self._found = _rows(text)
@@ -70,6 +78,11 @@ class Examining:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what of an environment another program gets."""
+    return {k: v for k, v in environ.items() if k in _PASSED_ON or k.startswith(_PASSED_ON_PREFIXES)}
 
 
 def _rows(text: bytes) -> tuple[FindingRow, ...]:

@@ -16,9 +16,9 @@ from warmshelfd.digesting import Cancelled, check_sha256s, content_digest
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.formats.tensorizer_hashes import HashedTensor
 from warmshelfd.inspecting import config_of
-from warmshelfd.residency import Shelved
 from warmshelfd.running import log_failure, run_stoppable
 from warmshelfd.shelf import Shelf
+from warmshelfd.shelved import Shelved
 
 
 class Hashing:

@@ -25,6 +25,9 @@ ANY_CERTIFICATE = "*"
 TOKEN_LENGTH_MIN = 16
 """Shorter tokens can be guessed; made well, 16 characters have 96 random bits."""
 
+ANY_TENANT = "*"
+"""In place of a tenant's name: whoever calls may name one, and calls for none otherwise."""
+
 _TOKEN = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
 """What RFC 6750 lets a bearer token be."""
 
@@ -57,6 +60,8 @@ class IdentitySettings(BaseModel):
     """Or its bearer token, as `env:NAME` or `file:/PATH`."""
     roles: Annotated[tuple[Role, ...], Field(min_length=1)]
     """What it may do: `reader`, `registrar`, `operator`."""
+    tenant: str | None = None
+    """The tenant that it calls for; `*` if it may name one in each call. Default: none; such an operator may, too."""
 
     @model_validator(mode="after")
     def _check_one_way(self) -> IdentitySettings:
@@ -67,10 +72,12 @@ class IdentitySettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody, and what they may do."""
+    """Somebody, what they may do, and the tenant that they call for, if they do not name one in each call."""
 
     name: str
     roles: frozenset[Role]
+    tenant: str = ""
+    names_tenant: bool = False
 
 
 class Identities:
@@ -142,4 +149,10 @@ def _hash(token: bytes) -> bytes:
 
 
 def _identity(row: IdentitySettings) -> Identity:
-    return Identity(row.name, frozenset(row.roles))
+    own = "" if row.tenant in (None, ANY_TENANT) else row.tenant
+    return identity_of(row.name, row.roles, own or "", is_any=row.tenant == ANY_TENANT)
+
+
+def identity_of(name: str, roles: Collection[Role], tenant: str = "", *, is_any: bool = False) -> Identity:
+    """Return somebody. An operator of no tenant may name one as well."""
+    return Identity(name, frozenset(roles), tenant, is_any or (not tenant and Role.OPERATOR in roles))

@@ -35,6 +35,7 @@ from warmshelfd.memory.segment import Segment
 from warmshelfd.records import to_artifact
 from warmshelfd.running import answer_by, within
 from warmshelfd.shelf import Shelf
+from warmshelfd.touching import ensure_untouched
 from warmshelfd.turns import Priority
 
 _log = logging.getLogger(__name__)
@@ -224,11 +225,12 @@ class Leasing:
 
     async def _checked(self, entry: Entry, until: float) -> bool:
         """Say whether the bytes are what was sealed; if not, they are withdrawn."""
-        segment_id = entry.segment_id
-        if self._shelf.residency.get(segment_id).segment.checked:
-            return True
+        segment_id, residency = entry.segment_id, self._shelf.residency
         try:
-            check = self._shelf.residency.ensure_checked(segment_id)
+            await ensure_untouched(residency, segment_id)
+            if residency.get(segment_id).segment.checked:
+                return True
+            check = residency.ensure_checked(segment_id)
             await within(check, until, f"{entry.artifact_id!r} is being checked")
         except SegmentCorrupt as error:
             self._shelf.withdraw_bytes(segment_id, error)

@@ -63,13 +63,15 @@ def _is_news(record: logging.LogRecord) -> bool:
 class Transport:
     """Limits of the servers, in gRPC's words.
 
-    ``message_bytes_max`` and ``call_metadata_bytes_max`` bound a request; ``keepalive_seconds`` and
+    ``message_bytes_max`` and ``call_metadata_bytes_max`` bound a request, ``calls_per_connection_max`` how many of one
+    connection are answered at once; ``keepalive_seconds`` and
     ``keepalive_timeout_seconds`` are how often a silent TCP peer is asked, and how long
     it may take to answer.
     """
 
     message_bytes_max: int
     call_metadata_bytes_max: int
+    calls_per_connection_max: int
     keepalive_seconds: float
     keepalive_timeout_seconds: float
 
@@ -143,6 +145,7 @@ def _limits(transport: Transport) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", transport.message_bytes_max),
         ("grpc.max_metadata_size", transport.call_metadata_bytes_max),
+        ("grpc.max_concurrent_streams", transport.calls_per_connection_max),
     )
 
 

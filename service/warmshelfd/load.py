@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from warmshelf.errors import ArenaFull
 from warmshelf.types import LoadPhase
-from warmshelfd.residency import Waiters
+from warmshelfd.shelved import Waiters
 from warmshelfd.turns import Priority
 
 

@@ -18,7 +18,9 @@ from warmshelf.mapping import FALLBACK_REASONS
 from warmshelf.types import ArtifactKind, ArtifactState, LoadPhase
 
 Outcome: TypeAlias = Literal["ok", "failed", "cancelled"]
-EvictReason: TypeAlias = Literal["placement", "explicit", "replaced", "removed", "withdrawn", "duplicate", "idle"]
+EvictReason: TypeAlias = Literal[
+    "placement", "explicit", "replaced", "removed", "withdrawn", "duplicate", "idle", "share"
+]
 Values: TypeAlias = "tuple[str, ...]"
 
 NEIGHBOUR = "neighbour"
@@ -145,7 +147,8 @@ EVICTIONS = Spec(
     Counter,
     "warmshelf_evictions_total",
     "Artifacts whose resident bytes were given up: to make room (placement), because somebody asked (explicit), "
-    "as no longer the right ones, because the same content was there twice, or not used for long (idle).",
+    "as no longer the right ones, because the same content was there twice, as not used for long (idle), or because "
+    "another tenant needed what was borrowed of the budget (share).",
     {**_KIND, "reason": get_args(EvictReason)},
 )
 ADOPTIONS = Spec(
@@ -153,6 +156,34 @@ ADOPTIONS = Spec(
     "warmshelf_adoptions_total",
     "Segments that an earlier daemon left, by what became of them at start.",
     {"result": (ADOPTED, *_NOT_ADOPTED)},
+)
+
+CHANGED = Spec(
+    Counter,
+    "warmshelf_segments_changed_total",
+    "Segments in memory that were found not to be as they were sealed, by how their file looks or by their CRCs. They "
+    "are given to nobody any more, and load again.",
+)
+
+# --- tenants; their names come from the configuration -------------------------
+
+TENANT_BYTES = Spec(
+    Gauge,
+    "warmshelf_tenant_bytes",
+    "What a tenant has of the arena, by state as in warmshelf_arena_bytes.",
+    {"tenant": _DECIDED_BY_DAEMON, "state": ("held", "idle", "reserved", "unnamed")},
+)
+TENANT_SHARE = Spec(
+    Gauge, "warmshelf_tenant_share_bytes", "What a tenant can always have.", {"tenant": _DECIDED_BY_DAEMON}
+)
+TENANT_QUOTA = Spec(
+    Gauge, "warmshelf_tenant_quota_bytes", "What a tenant can have at most.", {"tenant": _DECIDED_BY_DAEMON}
+)
+TENANT_EVICTIONS = Spec(
+    Counter,
+    "warmshelf_tenant_evictions_total",
+    "A tenant's artifacts whose resident bytes were given up, by why, as in warmshelf_evictions_total.",
+    {"tenant": _DECIDED_BY_DAEMON, "reason": get_args(EvictReason)},
 )
 
 # --- streams and calls ------------------------------------------------------

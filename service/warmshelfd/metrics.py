@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Collection, Sequence
+from copy import copy
 from itertools import product
 from typing import Any
 
@@ -33,6 +34,7 @@ from warmshelfd.metric_table import (
     ARTIFACTS,
     BUILD_INFO,
     CALLERS_WAITING,
+    CHANGED,
     CREDENTIALS_REFUSED,
     EVICTIONS,
     FALLBACKS,
@@ -60,6 +62,10 @@ from warmshelfd.metric_table import (
     STARTED,
     STREAMED,
     STREAMS,
+    TENANT_BYTES,
+    TENANT_EVICTIONS,
+    TENANT_QUOTA,
+    TENANT_SHARE,
     UNPINNED,
     EvictReason,
     Outcome,
@@ -80,10 +86,17 @@ class Metrics:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._made = {spec.name: spec.make(self._registry) for spec in SPECS}
+        self.tenant = ""
         for spec in SPECS:  # a counter that is there from the start, at 0, can be seen to rise for the first time
             if spec.type is Counter and all(spec.labels.values()):
                 for chosen in product(*spec.labels.values()):
                     self._of(spec, *chosen)
+
+    def for_tenant(self, tenant: str) -> Metrics:
+        """Return the same metrics, for somebody who counts what happens to a tenant."""
+        theirs = copy(self)
+        theirs.tenant = tenant
+        return theirs
 
     def _of(self, spec: Spec, *wanted: str) -> Any:
         """Return one series; a value that its label may not have becomes ``other``."""
@@ -142,10 +155,16 @@ class Metrics:
     def evicted(self, kind: ArtifactKind, reason: EvictReason) -> None:
         """Count an artifact whose resident bytes lost their name."""
         self._of(EVICTIONS, kind.value, reason).inc()
+        if self.tenant:
+            self._of(TENANT_EVICTIONS, self.tenant, reason).inc()
 
     def adopted(self, reason: str = "") -> None:
         """Count a segment found at start; ``reason`` is why it was not adopted."""
         self._of(ADOPTIONS, reason.lower() or ADOPTED).inc()
+
+    def segment_changed(self) -> None:
+        """Count a segment that somebody or something has changed."""
+        self._of(CHANGED).inc()
 
     def fell_back(self, reason: str) -> None:
         """Count a client that streams because it could not map."""
@@ -223,6 +242,13 @@ class Metrics:
         self._of(LOADS, "waiting").set(stock.loads_waiting)
         self._of(CALLERS_WAITING).set(stock.callers_waiting)
         self._of(FLEET_DEGRADED).set(not stock.fleet_up)
+
+    def show_tenant(self, tenant: str, stock: Stock, share_bytes: int, quota_bytes: int) -> None:
+        """Set a tenant's gauges."""
+        for name in TENANT_BYTES.labels["state"]:
+            self._of(TENANT_BYTES, tenant, name).set(getattr(stock, f"{name}_bytes"))
+        self._of(TENANT_SHARE, tenant).set(share_bytes)
+        self._of(TENANT_QUOTA, tenant).set(quota_bytes)
 
     def render(self, accept: str, heartbeat_age_seconds: float) -> tuple[str, bytes]:
         """Return content type and text for somebody who accepts these types."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -23,7 +24,8 @@ from warmshelfd.observing import stock
 from warmshelfd.options import Listen
 from warmshelfd.shelf import Shelf
 from warmshelfd.statuspage import Place, look
-from warmshelfd.statusrows import Findings, Status, Wanted, wanted_by
+from warmshelfd.statusrows import Findings, Status, TenantRow, Wanted, wanted_by
+from warmshelfd.stock import sum_of
 from warmshelfd.upkeep import Upkeep
 
 T = TypeVar("T")
@@ -32,23 +34,29 @@ _LOOP_SECONDS = 1.0
 """How long a page waits for the event loop; a scrape has ten."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What belongs to one tenant, or to none; ``share_bytes`` says what it can always have."""
+
+    shelf: Shelf
+    upkeep: Upkeep
+    share_bytes: Callable[[], int]
+
+
 class Operating:
-    """The pages of one daemon, if it has an address for them.
+    """The pages of one daemon, if it has an address for them. What ``kept`` has for "" belongs to no tenant.
 
     ``started`` is set by the event loop once every address is listened on; ``address`` is
     the pages' own, once they are served. ``findings`` may be set to what tells of the node.
     """
 
-    def __init__(
-        self, listen: Listen | None, metrics: Metrics, shelf: Shelf, upkeep: Upkeep, stuck_seconds: float
-    ) -> None:
+    def __init__(self, listen: Listen | None, metrics: Metrics, kept: Mapping[str, Kept], stuck_seconds: float) -> None:
         self.started = False
         self.address = ""
         self.findings: Findings = tuple
         self._listen = listen
         self._metrics = metrics
-        self._shelf = shelf
-        self._upkeep = upkeep
+        self._kept = kept
         self._heartbeat = Heartbeat(stuck_seconds)
         self._start_time = time.monotonic()
         self._own_names = {socket.gethostname().lower(), listen.host.lower() if listen else ""}
@@ -85,12 +93,21 @@ class Operating:
     @property
     def is_ready(self) -> bool:
         """Whether the preload has been tried. Nothing but stopping takes it back."""
-        return self.started and self._upkeep.preload_tried.is_set() and not self._shelf.draining
+        every = self._kept.values()
+        return self.started and all(one.upkeep.preload_tried.is_set() and not one.shelf.draining for one in every)
 
     def _show_metrics(self, loop: asyncio.AbstractEventLoop, accept: str) -> Answer:
-        _on_loop(loop, lambda: self._metrics.show(stock(self._shelf)))
+        _on_loop(loop, self._show_stock)
         content_type, text = self._metrics.render(accept, self._heartbeat.age_seconds)
         return Answer(HTTPStatus.OK, text, content_type)
+
+    def _show_stock(self) -> None:
+        stocks = {tenant: stock(kept.shelf) for tenant, kept in self._kept.items()}
+        self._metrics.show(sum_of(list(stocks.values())))
+        for tenant, kept in self._kept.items():
+            if tenant:
+                quota_bytes = kept.shelf.residency.arena.budget_bytes
+                self._metrics.show_tenant(tenant, stocks[tenant], kept.share_bytes(), quota_bytes)
 
     def _show_status(
         self, loop: asyncio.AbstractEventLoop, asked: Asked, render: Callable[[Status, Wanted], Answer]
@@ -107,7 +124,17 @@ class Operating:
 
     def _look(self, wanted: Wanted) -> Status:
         uptime_seconds = time.monotonic() - self._start_time
-        return look(self._shelf, wanted, Place(self.is_ready, uptime_seconds, self.findings()))
+        tenants = [_row(tenant, kept) for tenant, kept in self._kept.items() if tenant]
+        place = Place(self.is_ready, uptime_seconds, self.findings(), tenants)
+        wanted = wanted if wanted.tenant in self._kept else replace(wanted, tenant="")
+        return look(self._kept[wanted.tenant].shelf, wanted, place)
+
+
+def _row(tenant: str, kept: Kept) -> TenantRow:
+    arena = kept.shelf.residency.arena
+    usage = arena.usage()
+    used_bytes = usage.resident_bytes + usage.reserved_bytes + usage.unnamed_bytes
+    return TenantRow(tenant, used_bytes, kept.share_bytes(), arena.budget_bytes)
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, look: Callable[[], T]) -> T | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 from warmshelf.errors import InvalidConfig
@@ -65,21 +66,23 @@ def tracing_of(endpoint: str) -> Tracing:
     return open_tracing(endpoint)
 
 
-def registry_of(settings: Settings, metrics: Metrics) -> Registry:
+def registry_of(settings: Settings, tenant: str, metrics: Metrics) -> Registry:
     """Open the registry; errors as ``open_registry``."""
     return open_registry(
         settings.registry,
         copy_path=settings.registry_copy,
         credentials=partial(registry_credentials, settings),
         ca_file=settings.registry_ca_file,
+        tenant=tenant,
         count=metrics.fleet_failed,
     )
 
 
-def residency_map_of(settings: Settings, catalog: Catalog, metrics: Metrics) -> ResidencyMap:
+def residency_map_of(settings: Settings, tenant: str, catalog: Catalog, metrics: Metrics) -> ResidencyMap:
     """Return what tells other nodes what is resident here."""
     credentials = partial(registry_credentials, settings)
-    store = open_residents(settings.registry, credentials=credentials, ca_file=settings.registry_ca_file)
+    ca_file = settings.registry_ca_file
+    store = open_residents(settings.registry, credentials=credentials, ca_file=ca_file, tenant=tenant)
     return ResidencyMap(catalog, store, this_node(settings), metrics)
 
 
@@ -88,10 +91,10 @@ def registry_credentials(settings: Settings) -> tuple[str, bytes]:
     return settings.registry_username, read_secret(settings.registry_password) if settings.registry_password else b""
 
 
-def admission_of(settings: Settings, credentials: Credentials) -> Admission:
+def admission_of(settings: Settings, credentials: Credentials, tenants: Collection[str] = ()) -> Admission:
     """Return who is let in."""
     has_tls = credentials.certificates is not None
-    return Admission(credentials.identities, settings.anonymous_roles, has_tls=has_tls)
+    return Admission(credentials.identities, settings.anonymous_roles, has_tls=has_tls, tenants=tenants)
 
 
 def load_threads_of(settings: Settings) -> LoadThreads:
@@ -104,19 +107,22 @@ def load_threads_of(settings: Settings) -> LoadThreads:
     )
 
 
-def neighbours_of(settings: Settings, residency_map: ResidencyMap, metrics: Metrics) -> Neighbours:
+def neighbours_of(settings: Settings, tenant: str, residency_map: ResidencyMap, metrics: Metrics) -> Neighbours:
     """Return the nodes that loads may be taken from."""
     patience = Patience(settings.neighbour_stall_seconds, settings.neighbour_bytes_per_second_min)
-    security, node = settings.neighbour_security(), residency_map.node
+    security, node = replace(settings.neighbour_security(), tenant=tenant), residency_map.node
     wait_seconds = settings.neighbour_wait_seconds
     rules = NeighbourRules(settings.neighbours, patience, wait_seconds, node.name, node.zone, security)
     return Neighbours(rules, settings.format_limits(), residency_map.holders, metrics)
 
 
-def claims_of(settings: Settings, residency_map: ResidencyMap, neighbours: Neighbours, metrics: Metrics) -> Claims:
+def claims_of(
+    settings: Settings, tenant: str, residency_map: ResidencyMap, neighbours: Neighbours, metrics: Metrics
+) -> Claims:
     """Return who says which sources are read here, and looks what others read."""
     credentials = partial(registry_credentials, settings)
-    store = open_claims(settings.registry, credentials=credentials, ca_file=settings.registry_ca_file)
+    ca_file = settings.registry_ca_file
+    store = open_claims(settings.registry, credentials=credentials, ca_file=ca_file, tenant=tenant)
     life_seconds, rate = settings.neighbour_claim_seconds, settings.neighbour_bytes_per_second_min
     return Claims(store, lambda: residency_map.node, ClaimRules(life_seconds, rate, neighbours.may_take), metrics)
 
@@ -137,6 +143,7 @@ def flight_of(settings: Settings) -> FlightBudget:
         chunk_bytes=settings.chunk_bytes,
         small_chunk_bytes=settings.small_chunk_bytes,
         streams_max=settings.streams_max,
+        streams_per_session_max=settings.streams_per_session_max,
     )
 
 
@@ -145,6 +152,7 @@ def transport_of(settings: Settings) -> Transport:
     return Transport(
         message_bytes_max=settings.message_bytes_max,
         call_metadata_bytes_max=settings.call_metadata_bytes_max,
+        calls_per_connection_max=settings.calls_per_connection_max,
         keepalive_seconds=settings.keepalive_seconds,
         keepalive_timeout_seconds=settings.keepalive_timeout_seconds,
     )

@@ -304,7 +304,9 @@ class Registering:
 
     async def _replace(self, entry: Entry, found: Registration) -> None:
         """Begin the next generation, of which only what its headers told is known."""
-        if not self._is_known(entry):
+        found = dataclasses.replace(found, generation=entry.generation + 1 if entry.generation else 0)
+        if not self._is_known(entry):  # its removal came after this: nothing shows it any more but the answer
+            remember(entry, found)
             return
         self._abandon(entry.artifact_id)
         old, old_source = entry.segment_id, entry.spec.source
@@ -313,8 +315,7 @@ class Registering:
         elif entry.state in (ArtifactState.READY, ArtifactState.FAILED):
             self._catalog.apply(entry.artifact_id, Event.REPLACED)
         self._residency.forget_name(old, entry.artifact_id, "replaced")
-        generation = entry.generation + 1 if entry.generation else 0
-        remember(entry, dataclasses.replace(found, generation=generation))
+        remember(entry, found)
         self._catalog.changed(entry)
         self._residency.notify()
         failpoints.hit("replace.begun")

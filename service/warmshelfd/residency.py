@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from warmshelf.errors import ArenaFull, LargerThanArena, SegmentCorrupt
 from warmshelf.layout import Layout
@@ -26,9 +25,11 @@ from warmshelfd.memory.segment import Segment
 from warmshelfd.metric_table import EvictReason
 from warmshelfd.metrics import Metrics
 from warmshelfd.running import run_stoppable, stop, wait_at_most
+from warmshelfd.shelved import Shelved, Waiters
 from warmshelfd.turns import Priority, Turns
 
 T = TypeVar("T")
+Waiting: TypeAlias = "Callable[[ArenaFull | None], None]"
 
 _CHECK_THREADS = 2
 """Two threads check CRCs at memory speed; more would take cores from serving."""
@@ -38,35 +39,6 @@ _LOOK_AGAIN_SECONDS = 0.25
 
 _SWEEP_SECONDS = 1.0
 """What nobody maps any more is given back within this time, also while nobody needs room."""
-
-
-@dataclass
-class Waiters:
-    """How many callers want an artifact's bytes and have no lease on them yet."""
-
-    count: int = 0
-
-
-@dataclass
-class Shelved:
-    """One segment in memory. Only the event loop touches it.
-
-    ``entries`` are the artifacts whose bytes these are, by ID: several if their content
-    is the same, none once the bytes have no name.
-    ``streams`` counts reads under way; ``mapped`` is what the last probe found.
-    ``checking`` is the check of its blocks, which others wait for; ``hashing`` is
-    work on its bytes that may be stopped at any time. ``waiters`` asked for the load
-    that brought it.
-    """
-
-    segment: Segment
-    kind: ArtifactKind
-    entries: dict[str, Entry]
-    waiters: Waiters
-    streams: int = 0
-    mapped: bool = False
-    checking: asyncio.Task[None] | None = None
-    hashing: asyncio.Task[None] | None = None
 
 
 class Residency:
@@ -93,6 +65,8 @@ class Residency:
         self._turns = {kind: Turns() for kind in ArtifactKind}
         self._changed = asyncio.Event()
         self._unlinking: set[asyncio.Task[None]] = set()
+        # What makes room where others spend of the same budget, instead of ``_try_reserve``.
+        self.make_room: Callable[[int, ArtifactKind, Waiting], Awaitable[Reservation | None]] = self._try_reserve
 
     # --- what is here -------------------------------------------------------
 
@@ -152,7 +126,7 @@ class Residency:
         size: int,
         kind: ArtifactKind,
         priority: Callable[[], Priority],
-        waiting: Callable[[ArenaFull | None], None],
+        waiting: Waiting,
     ) -> Reservation:
         """Return a reservation, evicting and waiting for as long as it takes.
 
@@ -169,29 +143,27 @@ class Residency:
                 f"{size} bytes can never fit into an arena of {budget} bytes", needed_bytes=size, budget_bytes=budget
             )
         if self._turns[kind].taken:
-            waiting(self._full(size, self.held_bytes(), ", and others wait before it"))
+            waiting(self.full(size, ", and others wait before it"))
         async with self._turns[kind].turn(priority) as give_way:
             changed = self._changed
-            reservation = await self._try_reserve(size, kind, waiting)
+            reservation = await self.make_room(size, kind, waiting)
             if reservation is None:
                 self._metrics.room_missed(kind)
             while reservation is None:
                 await _wait_briefly(changed)
                 await give_way()
                 changed = self._changed
-                reservation = await self._try_reserve(size, kind, waiting)
+                reservation = await self.make_room(size, kind, waiting)
             waiting(None)
             return reservation
 
-    async def _try_reserve(
-        self, size: int, kind: ArtifactKind, waiting: Callable[[ArenaFull | None], None]
-    ) -> Reservation | None:
+    async def _try_reserve(self, size: int, kind: ArtifactKind, waiting: Waiting) -> Reservation | None:
         self.probe_again()
         evicted = False
         while not evicted:
-            decision = plan(Need(size, kind), self._view(), self.residents())
+            decision = plan(Need(size, kind), self.view(), self.residents())
             if not isinstance(decision, Fits):
-                waiting(self._full(size, self.held_bytes()))
+                waiting(self.full(size))
                 return None
             evicted = await self.evict_all(decision, lambda: self.arena.usage().free_bytes >= size)
         try:
@@ -200,7 +172,7 @@ class Residency:
             waiting(error)
             return None
 
-    async def evict_all(self, decision: Fits, is_enough: Callable[[], bool]) -> bool:
+    async def evict_all(self, decision: Fits, is_enough: Callable[[], bool], reason: EvictReason = "placement") -> bool:
         """Evict the victims one after another, but none in vain; say False if one turns out to be mapped or gone.
 
         What is free is asked of the file system again before each: nobody is evicted for nothing.
@@ -214,7 +186,7 @@ class Residency:
                 return True
             if shelved is None or not await self._is_idle(shelved):  # again: looking at the others took its time
                 return False
-            await self._evict(shelved, "placement")
+            await self._evict(shelved, reason)
         return True
 
     async def evict_idle(self, segment_id: str, reason: EvictReason) -> bool:
@@ -243,7 +215,8 @@ class Residency:
         shelved.mapped = await self.in_thread(self.arena.in_use, shelved.segment)
         return bool(shelved.entries) and not self._held(shelved)  # it may have been leased while the probe ran
 
-    def _view(self) -> ArenaView:
+    def view(self) -> ArenaView:
+        """Return the arena as a plan sees it."""
         usage = self.arena.usage()
         return ArenaView(usage.budget_bytes, usage.free_bytes, usage.unnamed_bytes, self.floor_bytes)
 
@@ -281,8 +254,9 @@ class Residency:
         """Return how many bytes cannot be evicted now."""
         return sum(s.segment.size_bytes for s in self._shelved.values() if self._held(s))
 
-    def _full(self, size: int, held_bytes: int, more: str = "") -> ArenaFull:
-        usage = self.arena.usage()
+    def full(self, size: int, more: str = "") -> ArenaFull:
+        """Return the error that says why there is no room."""
+        usage, held_bytes = self.arena.usage(), self.held_bytes()
         return ArenaFull(
             f"no room for {size} bytes: {usage.free_bytes} of {usage.budget_bytes} are free, {held_bytes} are held, "
             f"{usage.unnamed_bytes} are still mapped by somebody{more}",

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from warmshelf.errors import ArenaFull, Draining, InvalidRequest
 from warmshelfd.domain.placement import ArenaView, Fits, plan_shrink
@@ -35,6 +35,10 @@ class Resizing:
         self._residency = shelf.residency
         self._arena = shelf.residency.arena
         self._floor_of = floor_of
+        # Where others spend of the same budget: why it cannot be so large, making it smaller, and telling them.
+        self.why_not: Callable[[int], str] = lambda _: ""
+        self.try_shrink: Callable[[int, int], Awaitable[bool]] = self._try_shrink
+        self.on_set: Callable[[], None] = lambda: None
         self._turn = asyncio.Lock()  # budgets that meet are set in the order in which they came
 
     async def set_budget(self, budget_bytes: int, timeout: float | None) -> None:
@@ -43,21 +47,24 @@ class Resizing:
             raise Draining("the daemon is stopping")
         if budget_bytes <= 0:
             raise InvalidRequest(f"a budget of {budget_bytes} bytes holds nothing", budget_bytes=budget_bytes)
+        if why := self.why_not(budget_bytes):
+            raise InvalidRequest(why, budget_bytes=budget_bytes)
         until = float("inf") if timeout is None else time.monotonic() + timeout - min(_ANSWER_SECONDS_MAX, timeout / 10)
         async with self._turn:
-            before = self._arena.budget_bytes
+            before = self._arena.whole_budget_bytes
             if budget_bytes > before:
                 await self._residency.in_thread(self._arena.grow, budget_bytes)
             elif budget_bytes < before:
                 await self._shrink(budget_bytes, until)
-            self._residency.floor_bytes = self._floor_of(budget_bytes)
+            self._residency.floor_bytes = self._floor_of(self._arena.budget_bytes)
+            self.on_set()
             self._shelf.metrics.budget_set(budget_bytes)
             self._residency.notify()  # whoever waits for room may find some
             _log.info("the budget is %d bytes now, it was %d", budget_bytes, before)
 
     async def _shrink(self, budget_bytes: int, until: float) -> None:
-        size = self._arena.budget_bytes - budget_bytes
-        while not await self._try_shrink(size, budget_bytes):
+        size = self._arena.whole_budget_bytes - budget_bytes
+        while not await self.try_shrink(size, budget_bytes):
             if time.monotonic() >= until or self._shelf.draining:
                 raise self._full(budget_bytes)
             with contextlib.suppress(asyncio.TimeoutError):
@@ -86,11 +93,12 @@ class Resizing:
 
     def _full(self, budget_bytes: int) -> ArenaFull:
         usage, held = self._arena.usage(), self._residency.held_bytes()
+        budget_now = self._arena.whole_budget_bytes
         return ArenaFull(
-            f"the budget stays at {usage.budget_bytes} bytes: for one of {budget_bytes}, {held} bytes are held, "
+            f"the budget stays at {budget_now} bytes: for one of {budget_bytes}, {held} bytes are held, "
             f"{usage.reserved_bytes} are promised to loads, {usage.unnamed_bytes} are still mapped by somebody",
             needed_bytes=budget_bytes,
-            budget_bytes=usage.budget_bytes,
+            budget_bytes=budget_now,
             held_bytes=held,
             reserved_bytes=usage.reserved_bytes,
             unnamed_bytes=usage.unnamed_bytes,

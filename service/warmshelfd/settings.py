@@ -20,7 +20,7 @@ from warmshelf._security import PLAIN, Security, Tls
 from warmshelfd.certificates import CertificateFiles
 from warmshelfd.domain.roles import Role
 from warmshelfd.formats.base import FormatLimits
-from warmshelfd.identities import IdentitySettings
+from warmshelfd.identities import ANY_TENANT, IdentitySettings
 from warmshelfd.logs import LogFormat
 from warmshelfd.memory.pinning import PinPolicy
 from warmshelfd.options import (
@@ -53,6 +53,7 @@ from warmshelfd.sources.breaker import BreakerLimits
 from warmshelfd.sources.limits import TimeLimits
 from warmshelfd.sources.settings import Secret, SourceSettings
 from warmshelfd.spool.place import check_directory
+from warmshelfd.tenant_settings import TenantSettings, check_tenants
 
 _FORMAT = FormatLimits()
 _TIME = TimeLimits()
@@ -83,6 +84,8 @@ class Settings(BaseSettings):
     Any of `reader`, `registrar`, `operator`. Default: `operator`, which is everything."""
     identity: tuple[IdentitySettings, ...] = ()
     """Who callers are; tables `[[identity]]`, only in the file."""
+    tenant: tuple[TenantSettings, ...] = ()
+    """Whose artifacts are kept apart, and what memory each has; tables `[[tenant]]`, only in the file."""
     credentials_seconds: Seconds = 2.0
     """How often certificates, keys and tokens are read again. A new token counts by then, a certificate at the
     look after."""
@@ -141,6 +144,9 @@ class Settings(BaseSettings):
     """`HOST:PORT` of the status page, `/metrics`, `/startupz`, `/readyz` and `/livez`. Off by default."""
     log_format: LogFormat = LogFormat.AUTO
     """How the log's lines look: `json`, `text`, or `auto`: text on a terminal, else JSON. Default: `auto`."""
+    traceable: bool = False
+    """Lets processes of the daemon's own user look into it and trace it, as debuggers and profilers do, and lets it
+    leave core dumps. They see keys and could write to segments. Off by default."""
     purge: bool = False
     """Empty the arena and exit. Only on the command line."""
 
@@ -158,6 +164,10 @@ class Settings(BaseSettings):
     """Most changes kept for watchers that were away; who was away for longer begins anew."""
     streams_max: Count = 1024
     """Most reads that stream at once; each may have a small chunk under way."""
+    streams_per_session_max: Count = 256
+    """Most of those of one session, so that a worker whose readers stall leaves the others theirs."""
+    calls_per_connection_max: Annotated[Count, Field(le=GRPC_NUMBER_MAX)] = 1024
+    """Most calls of one connection that are answered at once; further ones wait in the client."""
     message_bytes_max: Annotated[Size, Field(le=GRPC_NUMBER_MAX)] = 1 << 20
     """Longest request; the longest that makes sense names some hundred features."""
     call_metadata_bytes_max: Annotated[Size, Field(le=GRPC_NUMBER_MAX)] = 16 << 10
@@ -169,7 +179,7 @@ class Settings(BaseSettings):
     """Size of a chunk, a power of two: a block's, whose CRC is known already. 1 to 2 MiB is fastest."""
     small_chunk_bytes: ChunkSize = 64 << 10
     """Size of the chunk that every stream may always send, also when readers stall."""
-    flight_bytes_max: Size = 128 << 20
+    flight_bytes_max: Size = 64 << 20
     """Bytes of larger chunks under way over all streams: what slow readers can cost beside small chunks."""
     stall_seconds: Seconds = 60.0
     """A stream whose reader has taken nothing for so long is ended; the reader may resume."""
@@ -303,6 +313,7 @@ class Settings(BaseSettings):
             raise ValueError("there is a registry_username and no registry_password")
         if len(set(self.listen)) < len(self.listen):
             raise ValueError("listen has an address twice")
+        check_tenants(self.tenant, {row.tenant for row in self.identity} - {None, ANY_TENANT})
         return self
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from warmshelf.errors import (
     Draining,
     Leased,
+    SegmentCorrupt,
     WarmshelfError,
 )
 from warmshelf.types import Artifact, ArtifactSpec, ArtifactState, Failure
@@ -32,7 +33,8 @@ from warmshelfd.pools import executor
 from warmshelfd.records import to_artifact, to_entry
 from warmshelfd.registering import Registering, RegisterOptions
 from warmshelfd.registry.base import Registry
-from warmshelfd.residency import Residency, Waiters
+from warmshelfd.residency import Residency
+from warmshelfd.shelved import Waiters
 from warmshelfd.tracing import NO_TRACING, Tracing
 
 _log = logging.getLogger(__name__)
@@ -211,7 +213,10 @@ class Shelf:
 
     def withdraw_bytes(self, segment_id: str, error: WarmshelfError) -> None:
         """Bytes turned out not to be those that were sealed: every artifact whose they are loses them at once."""
-        for entry in [e for e in self.residency.owners(segment_id) if e.state is ArtifactState.READY]:
+        owners = [entry for entry in self.residency.owners(segment_id) if entry.state is ArtifactState.READY]
+        if owners and isinstance(error, SegmentCorrupt):
+            self.metrics.segment_changed()
+        for entry in owners:
             self.withdraw(entry, error)
 
     # --- digests and changes ------------------------------------------------

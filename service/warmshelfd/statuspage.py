@@ -30,6 +30,7 @@ from warmshelfd.statusrows import (
     LEASES_MAX,
     LOADS_MAX,
     ROWS_MAX,
+    TENANTS_MAX,
     EndedRow,
     FailedRow,
     FindingRow,
@@ -39,6 +40,7 @@ from warmshelfd.statusrows import (
     PieceRow,
     Row,
     Status,
+    TenantRow,
     Wanted,
     cut,
     pieces_of,
@@ -53,6 +55,7 @@ class Place:
     is_ready: bool
     uptime_seconds: float
     findings: Sequence[FindingRow] = ()
+    tenants: Sequence[TenantRow] = ()
 
 
 def look(shelf: Shelf, wanted: Wanted, place: Place) -> Status:
@@ -92,6 +95,8 @@ def look(shelf: Shelf, wanted: Wanted, place: Place) -> Status:
         groups=_groups(shelf),
         failed=_failed(shelf),
         findings=tuple(place.findings[:FINDINGS_MAX]),
+        tenants=tuple(place.tenants[:TENANTS_MAX]),
+        tenant=wanted.tenant,
         base_id=wanted.base_id,
         rows=tuple(_row(shelf, entry) for entry in shown),
         next_after=shown[-1].artifact_id if is_cut else page.next_after_id,

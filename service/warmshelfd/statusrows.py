@@ -17,8 +17,8 @@ from warmshelf.types import check_id
 ROWS_MAX = 200
 """Artifacts on one page; the next are a link away."""
 
-ROWS_BYTES_MAX = 28_000
-"""What their rows may take of the page's 100 KB: 69 of the longest IDs there are."""
+ROWS_BYTES_MAX = 24_000
+"""What their rows may take of the page's 100 KB: 59 of the longest IDs there are."""
 
 ROW_BYTES = 150
 """What one takes beside its ID."""
@@ -40,6 +40,9 @@ PIECES_MAX = 40
 
 FINDINGS_MAX = 12
 """Findings that are shown."""
+
+TENANTS_MAX = 24
+"""Tenants that are shown with what they have of the budget, in the order of the configuration."""
 
 MESSAGE_BYTES_MAX = 160
 """How much of an error, a finding or a reason is shown."""
@@ -138,6 +141,16 @@ class FindingRow:
     advice: str
 
 
+@dataclass(frozen=True, slots=True)
+class TenantRow:
+    """One tenant, what it has of the budget, what it can always have, and what at most."""
+
+    tenant: str
+    used_bytes: int
+    share_bytes: int
+    quota_bytes: int
+
+
 Findings = Callable[[], Sequence[FindingRow]]
 """Gives what is known of the node now; called on the event loop, so it only returns what was found before."""
 
@@ -168,6 +181,8 @@ class Status:
     groups: tuple[GroupRow, ...]
     failed: tuple[FailedRow, ...]
     findings: tuple[FindingRow, ...]
+    tenants: tuple[TenantRow, ...]
+    tenant: str
     base_id: str
     rows: tuple[Row, ...]
     next_after: str
@@ -175,20 +190,24 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a query asks for: the artifacts after an ID, only a base's adapters, a page that stays as it is."""
+    """What a query asks for: the artifacts after an ID, only a base's adapters, a page that stays as it is.
+
+    And of which tenant; "" for what belongs to none.
+    """
 
     after_id: str = ""
     base_id: str = ""
     is_still: bool = False
+    tenant: str = ""
 
 
 def wanted_by(query: str) -> Wanted:
     """Return what a query asks for; what cannot be meant counts as not said."""
     try:
-        said = parse_qs(query, max_num_fields=4)
+        said = parse_qs(query, max_num_fields=5)
     except ValueError:
         return Wanted()
-    return Wanted(_id_in(said, "after"), _id_in(said, "base"), is_still="still" in said)
+    return Wanted(_id_in(said, "after"), _id_in(said, "base"), "still" in said, _id_in(said, "tenant"))
 
 
 def _id_in(said: dict[str, list[str]], name: str) -> str:

@@ -73,6 +73,7 @@ def page(status: Status, wanted: Wanted, seconds: int) -> str:
         f"<header><h1>warmshelfd {text(status.version)} {badge(life)}</h1>",
         f"<p>for {span(status.uptime_seconds)}. {_again(wanted, seconds)}</header><main>",
         _findings(status),
+        _tenants(status, wanted),
         _arena(status),
         _loads(status),
         _bases(status),
@@ -112,7 +113,8 @@ def badge(word: str) -> str:
 
 def link(wanted: Wanted, words: str, target: str = "") -> str:
     """Return a link to another part of the page; ``words`` are HTML."""
-    said = [("after", wanted.after_id), ("base", wanted.base_id), ("still", "1" if wanted.is_still else "")]
+    said = [("tenant", wanted.tenant), ("after", wanted.after_id), ("base", wanted.base_id)]
+    said += [("still", "1")] if wanted.is_still else []
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in said if value)
     return f'<a href="{escape(f"/?{query}" if query else "/")}{target}">{words}</a>'
 
@@ -151,6 +153,23 @@ def _findings(status: Status) -> str:
         return ""
     rows = [(badge(f.level), text(f.check), text(f.text), text(f.advice)) for f in status.findings]
     return section("findings", "Findings of doctor", table("findings", ("level", "check", "found", "advice"), rows))
+
+
+def _tenants(status: Status, wanted: Wanted) -> str:
+    if not status.tenants:
+        return ""
+    rows = [
+        (_tenant(row.tenant, wanted), *map(show_size, (row.used_bytes, row.share_bytes, row.quota_bytes)))
+        for row in status.tenants
+    ]
+    rows.append((_tenant("", wanted), "", "", ""))
+    return section("tenants", "Tenants", table("tenants", ("tenant", "has", "share", "quota"), rows))
+
+
+def _tenant(tenant: str, wanted: Wanted) -> str:
+    """Return a link to what belongs to a tenant, or its name where that is what is shown."""
+    name = text(tenant) or "<i>none</i>"
+    return f"<b>{name}</b>" if tenant == wanted.tenant else link(Wanted(is_still=wanted.is_still, tenant=tenant), name)
 
 
 def _arena(status: Status) -> str:
@@ -193,16 +212,19 @@ def _load(row: LoadRow) -> Sequence[str]:
 def _bases(status: Status) -> str:
     if not status.groups:
         return section("bases", "Bases and their adapters", "<p>No artifact is registered.")
-    rows = table("bases", ("base", "state", "adapters", "by state"), map(_group, status.groups))
+    rows = table(
+        "bases", ("base", "state", "adapters", "by state"), [_group(row, status.tenant) for row in status.groups]
+    )
     more = f"the {GROUPS_MAX} with most adapters" if len(status.groups) == GROUPS_MAX else ""
     return section("bases", "Bases and their adapters", rows, more)
 
 
-def _group(row: GroupRow) -> Sequence[str]:
+def _group(row: GroupRow, tenant: str) -> Sequence[str]:
     total = sum(row.adapters.values())
     name = "<i>no base is named</i>"
     if row.base_id:
-        name = link(Wanted(base_id=row.base_id), text(row.base_id), "#artifacts") if total else text(row.base_id)
+        wanted = Wanted(base_id=row.base_id, tenant=tenant)
+        name = link(wanted, text(row.base_id), "#artifacts") if total else text(row.base_id)
     state = badge(row.state) or ("not known here" if row.base_id else "")
     return name, state, str(total), ", ".join(f"{count} {text(name)}" for name, count in row.adapters.items())
 
@@ -255,7 +277,7 @@ def _artifacts(status: Status, wanted: Wanted) -> str:
     if status.next_after:
         ways.append(link(dataclasses.replace(wanted, after_id=status.next_after), "next", "#artifacts"))
     if wanted.after_id or wanted.base_id:
-        ways.append(link(Wanted(is_still=wanted.is_still), "all, from the first"))
+        ways.append(link(Wanted(is_still=wanted.is_still, tenant=wanted.tenant), "all, from the first"))
     of_base = f"of base {text(wanted.base_id)}" if wanted.base_id else ""
     return section("artifacts", "Artifacts", f"{body}<nav aria-label=pages>{' '.join(ways)}</nav>", of_base)
 

@@ -133,11 +133,19 @@ def test_a_list_in_the_file_may_be_a_single_text_and_keys_may_have_hyphens(file:
 def test_every_setting_but_purge_can_be_given_in_the_environment_and_in_the_file(file: Path) -> None:
     special = {"listen": "localhost:1", "arena": "/x", "pin": "off", "registry": "sqlite:///x", "allow_source": "/x"}
     special |= {"http": "localhost:2", "log_format": "text", "registry_copy": "/x", "registry_password": "env:X"}
-    special |= {"restore": "false", "anonymous_roles": "reader", "insecure": "true"}
+    special |= {"restore": "false", "anonymous_roles": "reader", "insecure": "true", "traceable": "true"}
     special |= {"advertise": "10.0.0.1", "neighbours": "10.0.0.0/8", "trace_endpoint": "http://localhost:4318"}
     sizes = {"chunk_bytes": "128KiB", "small_chunk_bytes": "64KiB", "flight_bytes_max": "1GiB", "adapter_floor": "3%"}
     sizes |= {"message_bytes_max": "64KiB"}
-    elsewhere = {"purge", "source", "identity", "listen_cert_file", "listen_key_file", "listen_client_ca_file"}
+    elsewhere = {
+        "purge",
+        "source",
+        "identity",
+        "tenant",
+        "listen_cert_file",
+        "listen_key_file",
+        "listen_client_ca_file",
+    }
     values = {name: (special | sizes).get(name, "77") for name in Settings.model_fields if name not in elsewhere}
     file.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()))
     by_file = told("--config", str(file))

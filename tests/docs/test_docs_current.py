@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
 
-from kit import doc_parts, evidence_text  # noqa: E402 - also found when this is run as a program
+from kit import doc_parts, evidence_text, fault_rows  # noqa: E402 - also found when this is run as a program
 
 TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CODE = sorted(
@@ -48,7 +49,11 @@ CODE = sorted(
 
 FOREIGN = {
     "CAP_IPC_LOCK": "the kernel's",
+    "CAP_SYS_ADMIN": "the kernel's",
+    "F_ADD_SEALS": "the kernel's",
     "F_SEAL_SHRINK": "the kernel's",
+    "MADV_REMOVE": "the kernel's",
+    "PUNCH_HOLE": "the kernel's",
     "SGLANG_PLUGINS": "SGLang's",
     "VLLM_PLUGINS": "vLLM's",
     "OTEL_TRACES_SAMPLER": "OpenTelemetry's",
@@ -154,10 +159,12 @@ GENERATED: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/evidence.md", "zoo"): evidence_text.zoo,
     ("docs/evidence.md", "soak"): evidence_text.soaking,
     ("docs/evidence.md", "fuzz"): evidence_text.fuzzing,
+    ("docs/evidence.md", "histories"): evidence_text.histories,
     ("docs/concepts.md", "life"): life,
     ("docs/concepts.md", "calls"): doc_parts.calls,
     ("docs/config.md", "settings"): doc_parts.settings,
     ("docs/access.md", "calls"): call_table,
+    **{("docs/faults.md", f"faults-{one}"): partial(fault_rows.table, one) for one in fault_rows.SECTIONS},
 }
 
 

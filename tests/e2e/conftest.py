@@ -33,9 +33,10 @@ def models(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, arena_dir: Path, models: Path) -> Iterator[Daemon]:
-    """A daemon that is not started yet."""
-    it = Daemon(tmp_path, arena_dir, models)
+def daemon(request: pytest.FixtureRequest, tmp_path: Path, arena_dir: Path, models: Path) -> Iterator[Daemon]:
+    """A daemon that is not started yet; of a module's own kind, if it names one as ``DAEMON``."""
+    kind: type[Daemon] = getattr(request.module, "DAEMON", Daemon)
+    it = kind(tmp_path, arena_dir, models)
     yield it
     if it.process is not None:
         it.kill(signal.SIGTERM)

@@ -18,8 +18,11 @@ from kit.authority import Authority, Pair, put
 from kit.guarded import Guarded
 from kit.models import write_model
 from kit.processes import Daemon, eventually, read_all
+from kit.quick_daemon import QuickDaemon
 from warmshelf import ChangeKind, Tls
 from warmshelf.errors import DaemonUnreachable, InvalidRequest, PermissionDenied, Unauthenticated
+
+DAEMON = QuickDaemon
 
 VARIABLES = ("WARMSHELF_TLS_CA", "WARMSHELF_TLS_CERT", "WARMSHELF_TLS_KEY", "WARMSHELF_TOKEN_FILE")
 

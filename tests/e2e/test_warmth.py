@@ -13,8 +13,11 @@ import warmshelf
 from kit.adapters import adapter_files, pair
 from kit.models import write_model
 from kit.processes import Daemon, eventually, read_all
+from kit.quick_daemon import QuickDaemon
 from kit.scrape import HTTP, pages_of
 from warmshelf import ArtifactState
+
+DAEMON = QuickDaemon
 
 MIB = 1 << 20
 

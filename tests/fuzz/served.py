@@ -79,7 +79,7 @@ class Served:
         transfer = core.daemon._transfer
         servicers: dict[str, Any] = {
             "AliasService": AliasServicer(shelf.aliases),
-            "CapabilitiesService": CapabilitiesServicer(core.daemon._capabilities, observing, core.daemon._resizing),
+            "CapabilitiesService": CapabilitiesServicer(core.daemon._capabilities, observing, core.daemon.resizing),
             "CatalogService": CatalogServicer(shelf, leasing, observing),
             "LeaseService": LeaseServicer(shelf, leasing, core.arena.directory),
             "PushService": PushServicer(core.daemon._pushing, CALL_SECONDS),

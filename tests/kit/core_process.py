@@ -140,9 +140,9 @@ class Core:
     def __init__(self, connection: Connection, places: Places, log: _Log) -> None:
         settings, _ = parse(places.argv(), {"WARMSHELF_CHANGE_COUNT_MAX": "40"})
         self._arena = Arena.open(settings.arena, settings.budget, settings.pin, settings.reserve_bytes)
-        self._daemon = Daemon(settings, self._arena)
-        self._shelf, self._leasing = self._daemon._shelf, self._daemon._leasing
-        self._observing = self._daemon._observing
+        self._daemon = Daemon(settings, self._arena).tenancies.own
+        self._shelf, self._leasing = self._daemon.shelf, self._daemon.leasing
+        self._observing = self._daemon.observing
         self._connection = connection
         self._log = log
         self._watchers: dict[str, Watcher] = {}
@@ -210,6 +210,9 @@ class Core:
         async for step in self._leasing.progress(artifact_id, timeout_seconds, detach=detach):
             last = step.artifact
         return last
+
+    async def do_set_alias(self, name: str, artifact_id: str, expected_id: str) -> None:
+        await self._shelf.aliases.set(name, artifact_id, expected_id)
 
     async def do_open_session(self) -> str:
         return self._leasing.open_session("a test")[0]

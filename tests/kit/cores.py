@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -75,6 +76,17 @@ class Core:
             except (EOFError, OSError):
                 return Answer("DIED")
         return self._answers.pop(number)
+
+    def end_any(self, numbers: Collection[int]) -> int | None:
+        """Wait until one of these calls has ended, of which ``end`` then tells how; None if the core has died."""
+        while not (ended := self._answers.keys() & numbers):
+            if not self._connection.poll(_LOST_SECONDS):
+                raise Bug(f"no answer within {_LOST_SECONDS} s")
+            try:
+                self._receive()
+            except (EOFError, OSError):
+                return None
+        return min(ended)
 
     def _receive(self) -> None:
         number, how, value = self._connection.recv()

@@ -85,6 +85,28 @@ def _soak_result(run: Mapping[str, Any]) -> str:
     )
 
 
+def histories() -> str:
+    """Return what the callers of the histories did and were told."""
+    subjects = _read("histories")["subjects"]
+    lines = ["| | " + " | ".join(f"of a {subject}" for subject in subjects) + " |", "|---|" + "---:|" * len(subjects)]
+    for what in ("histories", "with_a_kill", "calls", "calls_beside_another", "calls_that_a_kill_left_open"):
+        counts = (f"{facts[what]:,}" for facts in subjects.values())
+        lines.append(f"| {what.replace('_', ' ')} | {' | '.join(counts)} |")
+    for answer in sorted({answer for facts in subjects.values() for answer in facts["answers"]}):
+        call, _, reason = answer.partition(" ")
+        counts = (f"{facts['answers'].get(answer, 0):,}" for facts in subjects.values())
+        lines.append(f"| {call}: {f'`{reason}`' if reason else 'well'} | {' | '.join(counts)} |")
+    return "\n".join(lines)
+
+
+def _histories_result(run: Mapping[str, Any]) -> str:
+    killed = sum(facts["with_a_kill"] for facts in run["subjects"].values())
+    return (
+        f"{run['histories']:,} histories, {killed:,} of them with a kill, in {run['seconds'] / 60:.0f} minutes: each "
+        f"explained by an order; at 95 % fewer than {run['bound_95']:g} a history are not; seed {run['seed']}"
+    )
+
+
 def _kills_result(run: Mapping[str, Any]) -> str:
     return (
         f"{run['kills']:,} kills at {len(run['points'])} points, each {min(run['points'].values())} times or more, in "
@@ -97,7 +119,13 @@ def _zoo_result(run: Mapping[str, Any]) -> str:
     return f"{run['seen']} of {run['planted']} defects seen"
 
 
-_RESULTS = {"kill-loop": _kills_result, "bug-zoo": _zoo_result, "fuzz": _fuzz_result, "soak": _soak_result}
+_RESULTS = {
+    "kill-loop": _kills_result,
+    "bug-zoo": _zoo_result,
+    "fuzz": _fuzz_result,
+    "soak": _soak_result,
+    "histories": _histories_result,
+}
 
 
 def _read(name: str) -> dict[str, Any]:

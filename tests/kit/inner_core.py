@@ -46,9 +46,9 @@ class InnerCore:
         argv += ["--registry", f"sqlite://{root}/registry.sqlite", "--allow-source", f"file://{root}"]
         settings, _ = parse(argv, {})
         self.arena = Arena.open(settings.arena, settings.budget, settings.pin)
-        self.daemon = Daemon(settings, self.arena)
-        self.shelf: Shelf = self.daemon._shelf
-        self.leasing, self.observing = self.daemon._leasing, self.daemon._observing
+        self.daemon = Daemon(settings, self.arena).tenancies.own
+        self.shelf: Shelf = self.daemon.shelf
+        self.leasing, self.observing = self.daemon.leasing, self.daemon.observing
         self.session_id, _ = self.leasing.open_session("test")
 
     @property

@@ -62,6 +62,17 @@ class Network:
         """Plug it in again."""
         _ip("link", "set", name.replace("n", "o"), "master", self.name)
 
+    def slow(self, name: str, megabits: int) -> None:
+        """Let so much pass towards a namespace each second, and as much from it."""
+        rate = ("root", "tbf", "rate", f"{megabits}mbit", "burst", "32kbit", "latency", "400ms")
+        _run("tc", "qdisc", "add", "dev", name.replace("n", "o"), *rate)
+        _run("tc", "-n", name, "qdisc", "add", "dev", name.replace("n", "i"), *rate)
+
+    def lose(self, name: str, share: float) -> None:
+        """Drop this share of the packets that come to a namespace, whatever is in them."""
+        rule = ("-A", "INPUT", "-m", "statistic", "--mode", "random", "--probability", str(share), "-j", "DROP")
+        _run("ip", "netns", "exec", name, "iptables", *rule)
+
 
 @contextmanager
 def network() -> Iterator[Network]:
@@ -77,4 +88,8 @@ def network() -> Iterator[Network]:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
+    _run("ip", *words)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=10)

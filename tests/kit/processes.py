@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,7 @@ class Daemon:
         self.ready_line = ""  # or what the log said of the places when the daemon listened
         self._log_bytes = 0  # of earlier lives
         self.tcp_address = "127.0.0.1:0"  # once started, the same again
+        self.tenants: tuple[str, ...] = ()  # those that it has been told of, each with a directory in the arena
 
     @property
     def address(self) -> str:
@@ -61,17 +63,20 @@ class Daemon:
         self, *options: str, failpoints: str = "", wait: bool = True, env: Mapping[str, str] | None = None
     ) -> Daemon:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("WARMSHELF_")}
+        if os.geteuid() != 0:  # else what is in the daemon's /proc could not be counted
+            environ["WARMSHELF_TRACEABLE"] = "true"
         environ.update(env or {})
         if failpoints:
             environ["WARMSHELF_FAILPOINTS"] = failpoints
         with self.log.open("ab") as log:
             self._log_bytes = log.tell()
-            self.process = subprocess.Popen(
-                self.command(*options), stdout=subprocess.PIPE, stderr=log, text=True, env=environ, cwd=self.root
-            )
+            self.process = self._launch(self.command(*options), environ, log)
         if wait:
             self.wait_ready()
         return self
+
+    def _launch(self, command: list[str], environ: Mapping[str, str], log: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ, cwd=self.root)
 
     def wait_ready(self) -> None:
         assert self.process is not None
@@ -142,8 +147,11 @@ class Daemon:
         return sum(sizes.values())
 
     def leftovers(self) -> list[str]:
-        """Everything in the arena but sealed segments and the lock."""
-        return sorted(p.name for p in self.arena.iterdir() if p.name not in {*self.segments(), "arena.lock"})
+        """Everything in the arena, and in those of tenants, but sealed segments and the lock."""
+        found = [path for path in self.arena.iterdir() if path.name not in self.tenants]
+        found += [path for tenant in self.tenants for path in self.arena.glob(f"{tenant}/*")]
+        known = re.compile(r"[0-9a-f]{32}|arena\.lock")
+        return sorted(path.name for path in found if not known.fullmatch(path.name))
 
     def check(self) -> None:
         """What must hold whenever nothing is under way: no half-loaded file, no bug in the log."""
@@ -169,11 +177,11 @@ def _of_proc(pid: int, file: str, key: str) -> int:
 class Worker:
     """A worker process that runs a few lines of Python and can be told to go on."""
 
-    def __init__(self, code: str, *arguments: str) -> None:
+    def __init__(self, code: str, *arguments: str, prefix: Sequence[str] = ()) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in ``end``
         self.noise = ""  # what it wrote to its standard error, once it has ended
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
+            [*prefix, sys.executable, "-c", code, *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

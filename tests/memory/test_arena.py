@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kit.arenas import MIB, NOBODY, Arenas, Mounter, Process, load, mib_files, tensors_in
 from warmshelf.errors import ArenaFull, DaemonInUse, InvalidConfig, LargerThanArena
-from warmshelfd.memory import arena as arena_module
+from warmshelfd.memory import budgeting
 from warmshelfd.memory.arena import Arena, PinPolicy
 from warmshelfd.memory.books import Books, Reservation
 
@@ -71,7 +71,7 @@ def test_a_budget_beyond_the_file_system_is_cut_to_it_and_grows_no_further(shm: 
 def test_a_budget_that_with_the_reserve_exceeds_the_cgroup_is_refused(
     shm: Path, arenas: Arenas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena_module, "memory_limit_bytes", lambda: 8 * MIB)
+    monkeypatch.setattr(budgeting, "memory_limit_bytes", lambda: 8 * MIB)
     with pytest.raises(InvalidConfig, match=f"leaves for it: {6 * MIB} bytes"):
         Arena.open(str(shm), 6 * MIB + 1, PinPolicy.OFF, reserve_bytes=2 * MIB)
     assert arenas.open(shm, None).budget_bytes == 8 * MIB

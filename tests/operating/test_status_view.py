@@ -55,6 +55,8 @@ def full(artifact_id: str, words: str, adapters: int = HUGE) -> rows.Status:
         groups=(rows.GroupRow(artifact_id, "registered", states),) * rows.GROUPS_MAX,
         failed=(rows.FailedRow(artifact_id, "SOURCE_CHANGED_DURING_LOAD", message),) * rows.FAILED_MAX,
         findings=(rows.FindingRow("kernel_features", "warning", message, message),) * rows.FINDINGS_MAX,
+        tenants=(rows.TenantRow("t" * 63, HUGE, HUGE, HUGE),) * rows.TENANTS_MAX,
+        tenant="t" * 63,
         base_id=artifact_id,
         rows=tuple(
             rows.Row(one, "adapter", "registered", HUGE, HUGE, HUGE, pinned=True, kept=True)
@@ -65,7 +67,7 @@ def full(artifact_id: str, words: str, adapters: int = HUGE) -> rows.Status:
 
 
 def test_the_page_is_never_longer_than_it_may_be() -> None:
-    wanted = rows.Wanted(LONGEST, LONGEST, is_still=True)
+    wanted = rows.Wanted(LONGEST, LONGEST, is_still=True, tenant="t" * 63)
     for artifact_id, words in ((LONGEST, HOSTILE), ("z" * 30, HOSTILE), (LONGEST, "\u202e" * 999)):
         assert len(as_html(full(artifact_id, words), wanted).body) <= PAGE_BYTES_MAX
 

@@ -58,7 +58,8 @@ async def test_the_registration_of_an_id_that_is_removed_meanwhile_does_not_brin
         again = core.register("a" if "replace" in options else "b", **options)
         await asyncio.sleep(0)  # it looks at the source now
         await core.shelf.remove("x")
-        await again
+        told = await again
+        assert told.spec.source.uri.endswith("/a.safetensors" if "replace" in options else "/b.safetensors")
         assert list(core.shelf.catalog) == []
         assert await core.registry.load_all() == []
         await core.register("b")

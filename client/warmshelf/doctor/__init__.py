@@ -28,6 +28,7 @@ def examine(
     as_worker: bool = False,
     tls: Tls | None = None,
     token: str | os.PathLike[str] | None = None,
+    tenant: str | None = None,
 ) -> Iterator[Finding]:
     """Yield what is found, check by check.
 
@@ -38,11 +39,12 @@ def examine(
         as_worker: check what a worker needs in this process's place, and not the node.
         tls: as for ``connect``.
         token: as for ``connect``.
+        tenant: as for ``connect``.
 
     Raises:
         InvalidRequest: the address is none, or the token may not go there.
     """
-    reach = partial(connect, address, tls=tls, token=token, timeout=daemon.ANSWER_SECONDS)
+    reach = partial(connect, address, tls=tls, token=token, tenant=tenant, timeout=daemon.ANSWER_SECONDS)
     seen = daemon.look(reach)
     yield from daemon.judge(seen)
     given = arena or os.environ.get(ARENA_VARIABLE, "")

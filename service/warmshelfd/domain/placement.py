@@ -116,7 +116,7 @@ def plan(request: Need, arena: ArenaView, residents: Sequence[Resident]) -> Plan
     missing = request.size_bytes - arena.free_bytes
     if missing <= 0:
         return Fits()
-    evictable = _evictable(request, arena, residents)
+    evictable = may_leave(request, arena, residents)
     if missing <= _sum(evictable):
         return Fits(_victims(evictable, missing))
     held = [resident for resident in residents if resident.held]
@@ -139,7 +139,7 @@ def plan_shrink(size_bytes: int, arena: ArenaView, residents: Sequence[Resident]
     return outcome if isinstance(outcome, Fits) else plan(Need(missing, ArtifactKind.ADAPTER), full, residents)
 
 
-def _evictable(request: Need, arena: ArenaView, residents: Sequence[Resident]) -> list[Resident]:
+def may_leave(request: Need, arena: ArenaView, residents: Sequence[Resident]) -> list[Resident]:
     """Return who may leave for this request, all at once if need be, least recently used first.
 
     An adapter too large for what the floor still spares is passed over for the

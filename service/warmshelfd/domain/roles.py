@@ -60,6 +60,9 @@ CALLS: Mapping[str, frozenset[Role] | None] = {
 }
 """The roles that each call takes. A call that is not here does not exist."""
 
+OF_THE_NODE = frozenset({"warmshelf.v1.CapabilitiesService/SetBudget"})
+"""Calls about what all tenants share: whoever belongs to one may not, whatever its role there."""
+
 
 def may_call(call: str, roles: Collection[Role]) -> bool:
     """Say whether one of the roles opens a call."""

@@ -13,13 +13,11 @@ import errno
 import fcntl
 import mmap
 import os
-import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from stat import S_ISREG
 
-from warmshelf._cgroup import memory_limit_bytes
 from warmshelf._volume import Volume
 from warmshelf.errors import DaemonInUse, InvalidConfig, PinningFailed
 from warmshelf.segment import MAGIC, is_segment_id
@@ -27,6 +25,8 @@ from warmshelfd import failpoints
 from warmshelfd.domain.extents import SegmentPlan
 from warmshelfd.holders import describe, lock_holder
 from warmshelfd.memory.books import ArenaUsage, Books, Claim, Reservation
+from warmshelfd.memory.budgeting import cgroup_room, check_budget, check_total, default_budget
+from warmshelfd.memory.looking import LOADING_NAME, directories, sizes_left
 from warmshelfd.memory.mapped_file import MappedFile
 from warmshelfd.memory.pinning import PinPolicy, choose_pinning, lock_pages
 from warmshelfd.memory.segment import Home, Segment, SegmentWriter, loading_name, outline, room_error
@@ -36,9 +36,6 @@ __all__ = ["Arena", "ArenaUsage", "PinPolicy", "Reservation"]
 
 LOCK_NAME = "arena.lock"
 """Held by the one daemon of the directory. Always empty: a byte in it would take a huge page."""
-
-BUDGET_BYTES_MIN = 16 << 10
-"""Smallest budget: a segment has at least a first page, a page of tensors, their layout and the manifest."""
 
 DIRECTORY_MODE = 0o700
 LOCK_MODE = 0o600
@@ -50,8 +47,6 @@ _PIN_THREADS = 2
 
 _NO_INODE = ", not for want of bytes: the file system has no inode left for one more file (nr_inodes of its mount)"
 
-_LOADING_NAME = re.compile(r"\.[0-9a-f]{32}\.loading")
-
 
 class Arena:
     """The segments of one directory."""
@@ -60,19 +55,19 @@ class Arena:
         self,
         directory: str,
         volume: Volume,
-        budget_bytes: int,
+        books: Books,
         policy: PinPolicy,
         pinning: str,
         reserve_bytes: int,
     ) -> None:
-        """Use ``open``."""
+        """Use ``open``, or ``open_within``."""
         self.directory = directory
         self.pinning = pinning
         self.volume = volume
         self.lacking_bytes = 0  # what of the budget that was asked for the file system had not at the start
         self._policy = policy
         self._reserve_bytes = reserve_bytes
-        self._books = Books(budget_bytes, volume.free_bytes)
+        self._books = books
         self._unnamed = UnnamedFiles(self._books)
         has_small_pages = volume.page_size_bytes == mmap.PAGESIZE
         self._home = Home(volume.directory_fd, self._pin, self._unnamed, has_small_pages)
@@ -100,15 +95,39 @@ class Arena:
             opened.callback(os.close, directory_fd)
             opened.callback(os.close, _take_lock(directory_fd, directory))
             volume = Volume.of(directory_fd)
-            room = _cgroup_room(volume, reserve_bytes)
-            asked = _default_budget(volume, room) if budget_bytes is None else budget_bytes
-            _check_budget(asked, volume, room)
+            room = cgroup_room(volume, reserve_bytes)
+            asked = default_budget(volume, room, sizes_left(volume)) if budget_bytes is None else budget_bytes
+            check_budget(asked, volume, room)
             budget = min(asked, volume.total_bytes())
             pinning = choose_pinning(pin, budget, is_hugetlb=volume.is_hugetlb)
-            arena = cls(directory, volume, budget, pin, pinning, reserve_bytes)
+            arena = cls(directory, volume, Books(budget, volume.free_bytes), pin, pinning, reserve_bytes)
             arena.lacking_bytes = asked - budget
             arena._open_files = opened.pop_all()
             return arena
+
+    def open_within(self, name: str, most: Callable[[int], int]) -> Arena:
+        """Take possession of a directory in this one, for an arena that spends of the same budget.
+
+        ``most`` gives what it may spend of a budget. Errors as ``open``.
+        """
+        directory = os.path.join(self.directory, name)
+        with ExitStack() as opened:
+            directory_fd = _open_directory(directory)
+            opened.callback(os.close, directory_fd)
+            opened.callback(os.close, _take_lock(directory_fd, directory))
+            volume = Volume.of(directory_fd)
+            books = self._books.beside(volume.free_bytes, most)
+            arena = Arena(directory, volume, books, self._policy, self.pinning, self._reserve_bytes)
+            arena._open_files = opened.pop_all()
+            return arena
+
+    def names_within(self) -> list[str]:
+        """Return the names of the directories in this one that are ours."""
+        return sorted(entry.name for entry in directories(self.volume.directory_fd))
+
+    def limit(self, most: Callable[[int], int]) -> None:
+        """Spend no more than ``most`` gives for a budget."""
+        self._books.limit(most)
 
     @property
     def page_size_bytes(self) -> int:
@@ -120,6 +139,15 @@ class Arena:
         """What all of it may take."""
         return self._books.budget_bytes
 
+    @property
+    def whole_budget_bytes(self) -> int:
+        """The budget, of which others may spend too."""
+        return self._books.whole_budget_bytes
+
+    def whole_free_bytes(self) -> int:
+        """Return what nobody has spent of it; negative while a claim is not met."""
+        return self._books.whole_free_bytes()
+
     def grow(self, budget_bytes: int) -> None:
         """Have a larger budget from now on.
 
@@ -127,17 +155,14 @@ class Arena:
             InvalidConfig: the file system or the cgroup does not allow it.
             PinningFailed: it must be page-locked and cannot be.
         """
-        total = self.volume.total_bytes()
-        if budget_bytes > total:
-            raise InvalidConfig(
-                f"a budget of {budget_bytes} bytes is more than the {total} bytes of the file system of "
-                f"{self.directory!r}",
-                budget_bytes=budget_bytes,
-                total_bytes=total,
-            )
-        _check_budget(budget_bytes, self.volume, _cgroup_room(self.volume, self._reserve_bytes))
+        check_total(budget_bytes, self.volume, self.directory)
+        check_budget(budget_bytes, self.volume, cgroup_room(self.volume, self._reserve_bytes))
         choose_pinning(self._policy, budget_bytes, is_hugetlb=self.volume.is_hugetlb)
-        self._books.grow(budget_bytes - self.budget_bytes)
+        self._books.grow(budget_bytes - self.whole_budget_bytes)
+
+    def books_of_all(self) -> Books:
+        """Return books beside those of this arena, for claims of what is anybody's."""
+        return self._books.beside(self.volume.free_bytes, lambda budget: budget)
 
     def claim(self, size: int) -> Claim:
         """Take room out of use that is to leave the budget."""
@@ -205,7 +230,7 @@ class Arena:
     def unlink(self, segment: Segment) -> None:
         """Take away a segment's name and our mapping; its bytes count until nobody maps them."""
         file = segment.detach()
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, IsADirectoryError):  # what somebody else has put there may be anything
             os.unlink(segment.segment_id, dir_fd=self.volume.directory_fd)
         self._books.remove_resident(segment.size_bytes, unnamed_bytes=segment.size_bytes)
         self._unnamed.add(file)
@@ -217,6 +242,14 @@ class Arena:
         neither is disturbed. Where the kernel cannot tell, the answer is no.
         """
         return segment.file.is_used_elsewhere()
+
+    def check_look(self, segment: Segment) -> None:
+        """Look whether a segment's file is as it was sealed, without reading it: some 3 us on a memory file system.
+
+        Raises:
+            SegmentCorrupt: it is not.
+        """
+        segment.file.check_look(self.volume.directory_fd, segment.segment_id)
 
     def segment_ids(self) -> list[str]:
         """Return the names of all sealed segments in the directory."""
@@ -291,7 +324,7 @@ class Arena:
         return True
 
     def _is_ours(self, name: str) -> bool:
-        loading = bool(_LOADING_NAME.fullmatch(name))
+        loading = bool(LOADING_NAME.fullmatch(name))
         if not loading and not is_segment_id(name):
             return False
         try:
@@ -337,40 +370,6 @@ def _take_lock(directory_fd: int, directory: str) -> int:
         text = f"arena {directory!r} is in use by {describe(pid)}"
         raise DaemonInUse(text, directory=directory, pid_number=pid) from error
     return fd
-
-
-def _default_budget(volume: Volume, room: int | None) -> int:
-    """Return half of what is free; segments that are there already are the arena's own, so they count as free."""
-    left = 0
-    for name in os.listdir(volume.directory_fd):
-        if is_segment_id(name) or _LOADING_NAME.fullmatch(name):
-            with suppress(FileNotFoundError):
-                left += os.stat(name, dir_fd=volume.directory_fd, follow_symlinks=False).st_size
-    half = (volume.free_bytes() + left) // 2
-    budget = half if room is None else min(half, room)
-    return budget // volume.page_size_bytes * volume.page_size_bytes
-
-
-def _cgroup_room(volume: Volume, reserve_bytes: int) -> int | None:
-    """Return what the cgroup's memory limit leaves for the arena; None if nothing limits it."""
-    limit = None if volume.is_hugetlb else memory_limit_bytes()
-    return None if limit is None else limit - reserve_bytes
-
-
-def _check_budget(budget: int, volume: Volume, room: int | None) -> None:
-    least = max(BUDGET_BYTES_MIN, volume.page_size_bytes)
-    if budget < least:
-        raise InvalidConfig(
-            f"a budget of {budget} bytes holds nothing; the smallest segment takes {least}",
-            budget_bytes=budget,
-            budget_bytes_min=least,
-        )
-    if room is not None and budget > room:
-        raise InvalidConfig(
-            f"a budget of {budget} bytes is more than the cgroup's memory limit leaves for it: {room} bytes",
-            budget_bytes=budget,
-            room_bytes=room,
-        )
 
 
 def _create(directory_fd: int, name: str, size: int) -> MappedFile:

@@ -1,7 +1,8 @@
 """The arena's books: what of the budget is resident, promised, or still mapped without a name.
 
-Arithmetic under one lock. Knows neither files nor mappings; the caller says what
-the file system has free.
+Arithmetic under one lock. Several books may spend of one budget, each up to a most of its own.
+Knows neither files nor mappings, nor who shares with whom and why; the caller says what the
+file system has free.
 """
 
 from __future__ import annotations
@@ -74,6 +75,27 @@ class Claim(Reservation):
         return self._books.shrink(self)
 
 
+class _Whole:
+    """A budget, and all the books that spend of it. Its lock guards them too."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.lock = threading.Lock()
+        # Guarded by the lock.
+        self.budget = budget_bytes
+        self.books: list[Books] = []
+
+    def unspent(self) -> int:
+        return self.budget - sum(one.spent() for one in self.books)
+
+    def pending(self) -> int:
+        """Return what is promised and not given yet by the file system."""
+        return sum(one.pending() for one in self.books)
+
+
+def _all_of_it(budget_bytes: int) -> int:
+    return budget_bytes
+
+
 class Books:
     """Who has what of the budget.
 
@@ -81,25 +103,51 @@ class Books:
     allocated before that is noted, and freed before that is noted.
     """
 
-    def __init__(self, budget_bytes: int, volume_free: Callable[[], int]) -> None:
+    def __init__(self, budget_bytes: int, volume_free: Callable[[], int], whole: _Whole | None = None) -> None:
+        """Begin; ``beside`` makes further books of the same budget."""
         self._volume_free = volume_free
-        self._lock = threading.Lock()
-        # Guarded by the lock.
-        self._budget = budget_bytes
+        self._whole = whole or _Whole(budget_bytes)
+        self._lock = self._whole.lock
+        # Guarded by the lock. ``_most`` gives what these may spend of a budget.
+        self._most: Callable[[int], int] = _all_of_it
         self._resident = 0
         self._unnamed = 0
         self._reservations: set[Reservation] = set()
+        with self._lock:
+            self._whole.books.append(self)
+
+    def beside(self, volume_free: Callable[[], int], most: Callable[[int], int]) -> Books:
+        """Return empty books that spend of the same budget; ``most`` as for ``limit``."""
+        books = Books(0, volume_free, self._whole)
+        books.limit(most)
+        return books
+
+    def limit(self, most: Callable[[int], int]) -> None:
+        """Spend from now on no more than ``most`` gives for a budget."""
+        with self._lock:
+            self._most = most
 
     @property
     def budget_bytes(self) -> int:
-        """What may be spent in all."""
+        """What may be spent of the budget."""
         with self._lock:
-            return self._budget
+            return self._most(self._whole.budget)
+
+    @property
+    def whole_budget_bytes(self) -> int:
+        """The budget, whoever may spend it."""
+        with self._lock:
+            return self._whole.budget
+
+    def whole_free_bytes(self) -> int:
+        """Return what nobody has spent and the file system has; negative while a claim is not met."""
+        with self._lock:
+            return self._whole_free()
 
     def grow(self, size: int) -> None:
         """Add to the budget."""
         with self._lock:
-            self._budget += size
+            self._whole.budget += size
 
     def claim(self, size: int) -> Claim:
         """Take room out of use that is to leave the budget, also room that is not free yet.
@@ -114,15 +162,15 @@ class Books:
     def unspent_bytes(self) -> int:
         """Return what of the budget is neither used nor promised; negative while a claim is not met."""
         with self._lock:
-            return _unspent(self._usage())
+            return self._unspent()
 
     def shrink(self, claim: Claim) -> bool:
         """Let claimed room leave the budget, if all of it is there; say whether it was."""
         with self._lock:
-            if _unspent(self._usage()) < 0:
+            if self._unspent() < 0:
                 return False
             self._reservations.discard(claim)
-            self._budget -= claim.size
+            self._whole.budget -= claim.size
             return True
 
     def usage(self) -> ArenaUsage:
@@ -164,7 +212,7 @@ class Books:
         """
         with self._lock:
             usage = self._usage()
-            _check_fits(size, usage, _unspent(usage))
+            _check_fits(size, usage, self._unspent())
             self._resident += size
 
     def remove_resident(self, size: int, *, unnamed_bytes: int = 0) -> None:
@@ -183,16 +231,26 @@ class Books:
         with self._lock:
             self._unnamed -= size
 
+    # --- under the lock -----------------------------------------------------
+
+    def spent(self) -> int:
+        """Return what is used and promised."""
+        return self._resident + self._unnamed + sum(r.size for r in self._reservations)
+
+    def pending(self) -> int:
+        """Return what is promised and not given yet by the file system."""
+        return sum(r.size - min(r.allocated, r.size) for r in self._reservations)
+
+    def _unspent(self) -> int:
+        return min(self._most(self._whole.budget) - self.spent(), self._whole.unspent())
+
+    def _whole_free(self) -> int:
+        return min(self._whole.unspent(), self._volume_free() - self._whole.pending())
+
     def _usage(self) -> ArenaUsage:
-        reserved = sum(r.size for r in self._reservations)
-        allocated = sum(min(r.allocated, r.size) for r in self._reservations)
-        usage = ArenaUsage(self._budget, self._resident, reserved, self._unnamed, 0)
-        free = min(_unspent(usage), self._volume_free() - (reserved - allocated))
-        return ArenaUsage(self._budget, self._resident, reserved, self._unnamed, max(free, 0))
-
-
-def _unspent(usage: ArenaUsage) -> int:
-    return usage.budget_bytes - usage.resident_bytes - usage.reserved_bytes - usage.unnamed_bytes
+        reserved = self.spent() - self._resident - self._unnamed
+        free = max(min(self._unspent(), self._whole_free()), 0)
+        return ArenaUsage(self._most(self._whole.budget), self._resident, reserved, self._unnamed, free)
 
 
 def _check_fits(size: int, usage: ArenaUsage, free_bytes: int) -> None:

@@ -15,6 +15,7 @@ from stat import S_ISREG
 import crc32c
 
 from warmshelf.errors import SegmentCorrupt
+from warmshelfd.memory.look import Look
 from warmshelfd.memory.pages import forbid_writing
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -43,6 +44,7 @@ class MappedFile:
         self._fd = fd
         self.size_bytes = os.fstat(fd).st_size
         self._is_writable = writable  # until forbid_writing
+        self._look = Look.of(os.fstat(fd))  # renewed when a file that we made has its name
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         self._map = mmap.mmap(fd, self.size_bytes, access=access) if self.size_bytes else None
 
@@ -80,14 +82,14 @@ class MappedFile:
         """Return a range of the file. Works while it is open, mapped or not.
 
         Raises:
-            SegmentCorrupt: the file ends before the range does: somebody has cut it.
+            SegmentCorrupt: the file ends before the range does, as somebody has cut it, or its memory is broken.
         """
-        part = os.pread(self._fd, end - start, start)
+        part = self._read_some(end - start, start)
         if len(part) == end - start:  # so it is, but for ranges of gigabytes
             return part
         parts, at = [part], start + len(part)
         while at < end:
-            part = os.pread(self._fd, end - at, at)
+            part = self._read_some(end - at, at)
             if not part:
                 raise SegmentCorrupt(
                     f"the file of a segment ends at byte {at}, byte {end - 1} is to be read: somebody has cut it",
@@ -97,6 +99,14 @@ class MappedFile:
             parts.append(part)
             at += len(part)
         return b"".join(parts)
+
+    def _read_some(self, size: int, start: int) -> bytes:
+        try:
+            return os.pread(self._fd, size, start)
+        except OSError as error:  # so the kernel tells of memory that failed
+            raise SegmentCorrupt(
+                f"the file of a segment cannot be read at byte {start}: {error.strerror}", offset_bytes=start
+            ) from error
 
     def crc(self, start: int, end: int) -> int:
         """Return the CRC32C of a range; errors as ``read``."""
@@ -143,6 +153,24 @@ class MappedFile:
         for fault, found in faults.items():
             if found:
                 raise SegmentCorrupt(f"file {name!r} {fault}", segment=name, size_bytes=stat.st_size)
+
+    def note_look(self) -> None:
+        """Take how the file looks now for how it looks for as long as nobody changes it."""
+        self._look = Look.of(os.fstat(self._fd))
+
+    def check_look(self, directory_fd: int, name: str) -> None:
+        """Check that a name still means this file, and that nobody has changed it. Reads no byte of it.
+
+        Raises:
+            SegmentCorrupt: somebody has changed, replaced or taken it away; says what differs.
+        """
+        try:
+            found = Look.of(os.stat(name, dir_fd=directory_fd, follow_symlinks=False))
+        except OSError as error:
+            raise SegmentCorrupt(f"file {name!r} cannot be seen any more: {error.strerror}", segment=name) from error
+        if found != self._look:
+            differences = ", ".join(self._look.differences(found))
+            raise SegmentCorrupt(f"file {name!r} is not as it was sealed: {differences}", segment=name)
 
     def is_used_elsewhere(self) -> bool:
         """Say whether anybody else has the file open or mapped.

@@ -193,7 +193,11 @@ class Segment:
         return file
 
     def _section(self, section: Section) -> bytes:
-        return self.read(section.offset, section.end)
+        """Return a section, which must have the CRC that the header had when it was read."""
+        data = self.read(section.offset, section.end)
+        if crc32c.crc32c(data) != section.crc:
+            raise SegmentCorrupt(f"a section of segment {self.segment_id} has another CRC than stored")
+        return data
 
 
 def _not_opened(error: OSError, name: str) -> WarmshelfError:
@@ -208,11 +212,8 @@ def _read_header(file: MappedFile, segment_id: str) -> SegmentHeader:
     if header.segment_id != segment_id:
         raise SegmentCorrupt(f"the file of segment {segment_id} holds segment {header.segment_id}")
     if header.size_bytes != file.size_bytes:
-        raise SegmentCorrupt(
-            f"segment {segment_id} has {file.size_bytes} bytes, its header says {header.size_bytes}",
-            size_bytes=file.size_bytes,
-            expected_bytes=header.size_bytes,
-        )
+        text = f"segment {segment_id} has {file.size_bytes} bytes, its header says {header.size_bytes}"
+        raise SegmentCorrupt(text, size_bytes=file.size_bytes, expected_bytes=header.size_bytes)
     for what, section in (("layout", header.layout), ("blocks", header.blocks), ("manifest", header.manifest)):
         if file.crc(section.offset, section.end) != section.crc:
             raise SegmentCorrupt(f"the {what} section of segment {segment_id} has another CRC than stored")
@@ -359,6 +360,7 @@ class SegmentWriter:
         here = self._home.directory_fd
         os.rename(self._name, self.segment_id, src_dir_fd=here, dst_dir_fd=here)
         self._name = self.segment_id
+        self._file.note_look()
         failpoints.hit("load.published")
         with self._ending:
             self._ended = True

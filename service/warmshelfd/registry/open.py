@@ -9,7 +9,7 @@ from warmshelfd.registry.base import Registry
 from warmshelfd.registry.claims import ClaimStore
 from warmshelfd.registry.redis import RedisRegistry
 from warmshelfd.registry.redis_claims import RedisClaims
-from warmshelfd.registry.redis_link import Credentials, Link
+from warmshelfd.registry.redis_link import Credentials, Link, space_of
 from warmshelfd.registry.redis_place import is_redis, parse_place
 from warmshelfd.registry.redis_residents import NODES, RedisResidents
 from warmshelfd.registry.redis_store import REGISTRATIONS
@@ -25,11 +25,13 @@ def open_registry(
     copy_path: str = "",
     credentials: Credentials = lambda: ("", b""),
     ca_file: str | None = None,
+    tenant: str = "",
     count: Callable[[str], None] = lambda _: None,
 ) -> Registry:
     """Open the registry that the URI names; one in Redis has a copy in the file ``copy_path``.
 
-    ``count`` is told one word for everything that goes wrong with Redis, on any thread.
+    What it keeps there is ``tenant``'s, or nobody's. ``count`` is told one word for everything that goes wrong
+    with Redis, on any thread.
 
     Raises:
         InvalidConfig: no registry can be opened there; says why.
@@ -37,18 +39,24 @@ def open_registry(
     """
     if not is_redis(uri):
         return SqliteRegistry(sqlite_path(uri))
-    link = Link(parse_place(uri), credentials, ca_file, REGISTRATIONS)
+    link = Link(parse_place(uri), credentials, ca_file, REGISTRATIONS, space_of(tenant))
     return RedisRegistry(SqliteRegistry(copy_path), link, count)
 
 
-def open_residents(uri: str, *, credentials: Credentials, ca_file: str | None) -> ResidentStore | None:
+def open_residents(
+    uri: str, *, credentials: Credentials, ca_file: str | None, tenant: str = ""
+) -> ResidentStore | None:
     """Return where nodes that share the registry tell each other what they have resident; None if none is shared."""
-    return RedisResidents(Link(parse_place(uri), credentials, ca_file, NODES)) if is_redis(uri) else None
+    if not is_redis(uri):
+        return None
+    return RedisResidents(Link(parse_place(uri), credentials, ca_file, NODES, space_of(tenant)))
 
 
-def open_claims(uri: str, *, credentials: Credentials, ca_file: str | None) -> ClaimStore | None:
+def open_claims(uri: str, *, credentials: Credentials, ca_file: str | None, tenant: str = "") -> ClaimStore | None:
     """Return where those nodes tell each other which sources they read; None as above."""
-    return RedisClaims(Link(parse_place(uri), credentials, ca_file, NODES)) if is_redis(uri) else None
+    if not is_redis(uri):
+        return None
+    return RedisClaims(Link(parse_place(uri), credentials, ca_file, NODES, space_of(tenant)))
 
 
 def check_registry(uri: str) -> None:

@@ -6,7 +6,6 @@ from warmshelfd.redis_wire import Command, RedisWire, Reply
 from warmshelfd.registry.claims import VALUE_BYTES_MAX, Claim, ClaimStore, from_value
 from warmshelfd.registry.redis_errand import Errand
 from warmshelfd.registry.redis_link import Link, exchange
-from warmshelfd.registry.redis_residents import TAG
 
 
 class RedisClaims(ClaimStore):
@@ -14,10 +13,11 @@ class RedisClaims(ClaimStore):
 
     def __init__(self, link: Link) -> None:
         self._errand = Errand(link)
+        self._space = link.space
 
     def hold(self, name: str, mine: Claim, life_seconds: float) -> Claim:
         """As the interface says."""
-        key, life = _key(name), [b"PX", b"%d" % max(1, round(life_seconds * 1000))]
+        key, life = self._key(name), [b"PX", b"%d" % max(1, round(life_seconds * 1000))]
         take = [b"SET", key, mine.to_value(), b"NX", *life]
         standing = from_value(self._asked([take, _get(key)])[1])
         if standing.is_of(mine) and standing != mine:
@@ -27,18 +27,21 @@ class RedisClaims(ClaimStore):
 
     def look(self, name: str) -> Claim | None:
         """As the interface says."""
-        (value,) = self._asked([_get(_key(name))])
+        (value,) = self._asked([_get(self._key(name))])
         return from_value(value) if value != b"" else None
 
     def drop(self, name: str, mine: Claim) -> None:
         """As the interface says. Should it run out in between, somebody else's goes, and a source is read once more."""
-        (value,) = self._asked([_get(_key(name))])
+        (value,) = self._asked([_get(self._key(name))])
         if value != b"" and from_value(value).is_of(mine):
-            self._asked([[b"DEL", _key(name)]])
+            self._asked([[b"DEL", self._key(name)]])
 
     def close(self) -> None:
         """As the interface says."""
         self._errand.close()
+
+    def _key(self, name: str) -> bytes:
+        return self._space + b":load:" + name.encode("ascii")
 
     def _asked(self, commands: list[Command]) -> list[Reply]:
         def ask(wire: RedisWire) -> list[Reply]:
@@ -49,7 +52,3 @@ class RedisClaims(ClaimStore):
 
 def _get(key: bytes) -> Command:
     return [b"GETRANGE", key, b"0", b"%d" % VALUE_BYTES_MAX]
-
-
-def _key(name: str) -> bytes:
-    return TAG + b":load:" + name.encode("ascii")

@@ -20,18 +20,25 @@ OPERATION_SECONDS = 0.5
 _NAME_BYTES_MAX = 4096
 """Longest value in what Sentinels and cluster nodes tell of each other."""
 
+TAG = b"{warmshelf}"
+"""What keys begin with that belong to no tenant."""
+
 Credentials = Callable[[], "tuple[str, bytes]"]
 """Returns the user, "" for the default one, and the password as it is now, empty for none."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """How the registry's server is reached. ``slot_key`` is any key of ours, to find it in a cluster."""
+    """How the registry's server is reached. ``slot_key`` is any key of ours, to find it in a cluster.
+
+    All keys begin with ``space``, of which each tenant has its own; what they have in braces puts them into one slot.
+    """
 
     place: RedisPlace
     credentials: Credentials
     ca_file: str | None
     slot_key: bytes
+    space: bytes = TAG
 
     def connect(self) -> RedisWire:
         """Return a new connection, logged in, to the server that takes writes.
@@ -119,6 +126,11 @@ class Link:
             raise RedisAwayError(f"has a certificate that is not trusted: {error.verify_message}") from None
         except OSError as error:
             raise RedisAwayError(f"does not speak TLS: {error.strerror or type(error).__name__}") from None
+
+
+def space_of(tenant: str) -> bytes:
+    """Return what the keys of a tenant begin with; "" is for what belongs to none."""
+    return TAG + b":tenant:" + tenant.encode("ascii") if tenant else TAG
 
 
 def exchange(wire: RedisWire, commands: Iterable[Command], value_bytes_max: int) -> list[Reply]:

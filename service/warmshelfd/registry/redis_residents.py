@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from warmshelfd.redis_wire import Command, RedisWire, Reply
 from warmshelfd.registry.records import BadRecord
 from warmshelfd.registry.redis_errand import Errand
-from warmshelfd.registry.redis_link import OPERATION_SECONDS, Link, exchange
+from warmshelfd.registry.redis_link import OPERATION_SECONDS, TAG, Link, exchange
 from warmshelfd.registry.residents import (
     KEPT_BYTES_MAX,
     LIFE_SECONDS,
@@ -28,8 +28,8 @@ from warmshelfd.registry.residents import (
     revision_of,
 )
 
-TAG = b"{warmshelf}"
 NODES = TAG + b":nodes"
+"""The set of nodes that say what belongs to no tenant."""
 
 _READ_COUNT = 4
 """Values of one exchange: at most 4 MiB, which a healthy server sends within its time."""
@@ -45,42 +45,51 @@ class RedisResidents(ResidentStore):
 
     def __init__(self, link: Link) -> None:
         self._errand = Errand(link)
+        self._space = link.space
+        self._nodes = link.space + b":nodes"
 
     def publish(self, node_id: str, value: bytes) -> None:
         """As the interface says."""
-        commands = [[b"SET", _key(node_id), value, b"EX", b"%d" % LIFE_SECONDS], [b"SADD", NODES, node_id.encode()]]
+        commands = [
+            [b"SET", self._key(node_id), value, b"EX", b"%d" % LIFE_SECONDS],
+            [b"SADD", self._nodes, node_id.encode()],
+        ]
         self._errand.run(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
 
     def beat(self, node_id: str, *, again: bool) -> bool:
         """As the interface says."""
-        commands = [[b"EXPIRE", _key(node_id), b"%d" % LIFE_SECONDS]]
+        commands = [[b"EXPIRE", self._key(node_id), b"%d" % LIFE_SECONDS]]
         if again:
-            commands.append([b"SADD", NODES, node_id.encode()])
+            commands.append([b"SADD", self._nodes, node_id.encode()])
         return self._errand.run(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))[0] == 1
 
     def leave(self, node_id: str) -> None:
         """As the interface says."""
-        commands = [[b"DEL", _key(node_id)], [b"SREM", NODES, node_id.encode()]]
+        commands = [[b"DEL", self._key(node_id)], [b"SREM", self._nodes, node_id.encode()]]
         self._errand.run(lambda wire: exchange(wire, commands, REVISION_BYTES_MAX))
 
     def look(self, known: _Known) -> Seen:
         """As the interface says."""
-        return self._errand.run(lambda wire: _look(wire, known))
+        return self._errand.run(lambda wire: _look(wire, self._space, known))
+
+    def _key(self, node_id: str) -> bytes:
+        return _key(self._space, node_id)
 
     def close(self) -> None:
         """As the interface says."""
         self._errand.close()
 
 
-def _look(wire: RedisWire, known: _Known) -> Seen:
-    (members,) = exchange(wire, [[b"SRANDMEMBER", NODES, b"%d" % NODES_MAX]], REVISION_BYTES_MAX)
+def _look(wire: RedisWire, space: bytes, known: _Known) -> Seen:
+    all_nodes = space + b":nodes"
+    (members,) = exchange(wire, [[b"SRANDMEMBER", all_nodes, b"%d" % NODES_MAX]], REVISION_BYTES_MAX)
     names = [one.decode("latin-1") for one in members if isinstance(one, bytes)] if isinstance(members, list) else []
     node_ids = sorted(filter(is_node_id, names))
     bad_count = (len(members) if isinstance(members, list) else 1) - len(node_ids)
-    heads = _each(wire, ([b"GETRANGE", _key(node_id), b"0", b"%d" % REVISION_BYTES_MAX] for node_id in node_ids))
+    heads = _each(wire, ([b"GETRANGE", _key(space, node_id), b"0", b"%d" % REVISION_BYTES_MAX] for node_id in node_ids))
     there = {node_id: head for node_id, head in zip(node_ids, heads, strict=True) if head != b""}
     if gone := [node_id.encode() for node_id in node_ids if node_id not in there]:
-        exchange(wire, [[b"SREM", NODES, *gone]], REVISION_BYTES_MAX)  # who lives adds itself again
+        exchange(wire, [[b"SREM", all_nodes, *gone]], REVISION_BYTES_MAX)  # who lives adds itself again
     nodes: dict[str, tuple[str, NodeResidents | None]] = {}
     changed = []
     for node_id, head in there.items():
@@ -92,11 +101,12 @@ def _look(wire: RedisWire, known: _Known) -> Seen:
         else:
             nodes[node_id] = ("", None)
             bad_count += 1
-    return _read(wire, changed, nodes, bad_count, is_partial=len(node_ids) >= NODES_MAX)
+    return _read(wire, space, changed, nodes, bad_count, is_partial=len(node_ids) >= NODES_MAX)
 
 
 def _read(
     wire: RedisWire,
+    space: bytes,
     node_ids: Sequence[str],
     nodes: dict[str, tuple[str, NodeResidents | None]],
     bad_count: int,
@@ -110,7 +120,7 @@ def _read(
         if time.monotonic() > until:
             return Seen(nodes, True, bad_count)
         some = node_ids[start : start + _READ_COUNT]
-        values = _each(wire, ([b"GETRANGE", _key(node_id), b"0", b"%d" % VALUE_BYTES_MAX] for node_id in some))
+        values = _each(wire, ([b"GETRANGE", _key(space, node_id), b"0", b"%d" % VALUE_BYTES_MAX] for node_id in some))
         for node_id, value in zip(some, values, strict=True):
             revision, told = _told(node_id, value)
             bad_count += told is None
@@ -144,5 +154,5 @@ def _each(wire: RedisWire, commands: Iterable[Command]) -> list[Reply]:
     return replies
 
 
-def _key(node_id: str) -> bytes:
-    return TAG + b":node:" + node_id.encode("ascii")
+def _key(space: bytes, node_id: str) -> bytes:
+    return space + b":node:" + node_id.encode("ascii")

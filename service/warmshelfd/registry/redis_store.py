@@ -19,7 +19,7 @@ from warmshelfd.redis_wire import Command, RedisAwayError, RedisRefusedError, Re
 from warmshelfd.registry.aliases import MARK
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.records import BadRecord
-from warmshelfd.registry.redis_link import exchange
+from warmshelfd.registry.redis_link import TAG, exchange
 from warmshelfd.registry.shared import (
     VALUE_BYTES_MAX,
     Change,
@@ -34,9 +34,8 @@ from warmshelfd.registry.shared import (
     to_write,
 )
 
-TAG = b"{warmshelf}"
 REGISTRATIONS = TAG + b":registrations"
-CHANGES = TAG + b":changes"
+"""The hash of what belongs to no tenant."""
 
 CHANGES_KEPT = 10_000
 """Entries of the stream, about; who was away for longer reads everything. Each takes some 60 bytes."""
@@ -68,21 +67,24 @@ class Decision:
 class RedisStore:
     """The exchanges. ``on_bad`` is called for each thing in the store that is not ours to understand."""
 
-    def __init__(self, on_bad: Callable[[], None]) -> None:
+    def __init__(self, on_bad: Callable[[], None], space: bytes = TAG) -> None:
+        """``space`` is what the keys begin with."""
         self._on_bad = on_bad
+        self._registrations = space + b":registrations"
+        self._changes = space + b":changes"
 
     # --- reading ------------------------------------------------------------
 
     def head(self, wire: RedisWire) -> int:
         """Return the number of the latest change; 0 if the store is empty or has lost it."""
-        (head,) = exchange(wire, [[b"HGET", REGISTRATIONS, _HEAD]], VALUE_BYTES_MAX)
+        (head,) = exchange(wire, [[b"HGET", self._registrations, _HEAD]], VALUE_BYTES_MAX)
         return int(head) if isinstance(head, bytes) and head.isdigit() and len(head) < 19 else 0  # noqa: PLR2004
 
     def all(self, wire: RedisWire, known: Mapping[str, int]) -> Iterator[tuple[list[str], list[Shared]]]:
         """Return all IDs in parts, and of each part what is of another revision than known; an ID may come twice."""
         cursor = b"0"
         while True:
-            command = [b"HSCAN", REGISTRATIONS, cursor, b"COUNT", b"%d" % READ_COUNT]
+            command = [b"HSCAN", self._registrations, cursor, b"COUNT", b"%d" % READ_COUNT]
             (reply,) = exchange(wire, [command], VALUE_BYTES_MAX)
             match reply:
                 case [bytes(cursor), [*flat]] if len(flat) % 2 == 0:
@@ -111,7 +113,7 @@ class RedisStore:
     def get(self, wire: RedisWire, artifact_ids: Sequence[str]) -> list[Shared | None]:
         """Return what the store holds of some IDs."""
         fields = [artifact_id.encode("ascii") for artifact_id in artifact_ids]
-        (values,) = exchange(wire, [[b"HMGET", REGISTRATIONS, *fields]], VALUE_BYTES_MAX)
+        (values,) = exchange(wire, [[b"HMGET", self._registrations, *fields]], VALUE_BYTES_MAX)
         if not isinstance(values, list) or len(values) != len(fields):
             raise RedisAwayError("answered something else than was asked")
         pairs = zip(fields, values, strict=True)
@@ -130,11 +132,10 @@ class RedisStore:
 
     # --- the stream ---------------------------------------------------------
 
-    @staticmethod
-    def ask_changes(after: int, block_seconds: float | None) -> Command:
+    def ask_changes(self, after: int, block_seconds: float | None) -> Command:
         """Return the command that waits for the changes after a number, or looks for them."""
         block = [] if block_seconds is None else [b"BLOCK", b"%d" % round(block_seconds * 1000)]
-        return [b"XREAD", b"COUNT", b"%d" % READ_COUNT, *block, b"STREAMS", CHANGES, b"%d-0" % after]
+        return [b"XREAD", b"COUNT", b"%d" % READ_COUNT, *block, b"STREAMS", self._changes, b"%d-0" % after]
 
     def changes(self, reply: Reply) -> list[tuple[int, str]]:
         """Return number and ID of each change in a reply to ``ask_changes``; an ID is "" where it is none."""
@@ -166,7 +167,7 @@ class RedisStore:
             RedisAwayError: others wrote in every one of many tries, or the server is away.
         """
         for _ in range(_TRIES_MAX):
-            exchange(wire, [[b"WATCH", REGISTRATIONS]], 0)
+            exchange(wire, [[b"WATCH", self._registrations]], 0)
             head = self.head(wire)
             currents = self.get(wire, [change.artifact_id for change in changes])
             verdicts = [judge(change, current) for change, current in zip(changes, currents, strict=True)]
@@ -191,7 +192,7 @@ class RedisStore:
         """Write or remove an alias if the store has it as it was before; return its revision, 0 if it had not."""
         value = partial(_alias_value, after) if after else _value_of(None)
         for _ in range(_TRIES_MAX):
-            exchange(wire, [[b"WATCH", REGISTRATIONS]], 0)
+            exchange(wire, [[b"WATCH", self._registrations]], 0)
             head = self.head(wire)
             (current,) = self.get(wire, [MARK + name])
             if (current.alias if current else None) != before:
@@ -208,7 +209,7 @@ class RedisStore:
         Else a number would come a second time, and who knows it from before would not read what it stands for now.
         """
         while _went_back(self.head(wire), newest):
-            exchange(wire, [[b"WATCH", REGISTRATIONS]], 0)
+            exchange(wire, [[b"WATCH", self._registrations]], 0)
             if _went_back(self.head(wire), newest):
                 self._commit(wire, 0, [], force=True)
             else:
@@ -217,12 +218,12 @@ class RedisStore:
     def forget_removals(self, wire: RedisWire, found: Iterable[Shared]) -> None:
         """Drop removals that are remembered for long enough; what became of them meanwhile stays."""
         for field in (one.artifact_id.encode("ascii") for one in found if _is_forgettable(one.removed_seconds)):
-            exchange(wire, [[b"WATCH", REGISTRATIONS]], 0)
-            (value,) = exchange(wire, [[b"HGET", REGISTRATIONS, field]], VALUE_BYTES_MAX)
+            exchange(wire, [[b"WATCH", self._registrations]], 0)
+            (value,) = exchange(wire, [[b"HGET", self._registrations, field]], VALUE_BYTES_MAX)
             if not _is_forgettable(removed_at(value) if isinstance(value, bytes) else None):
                 exchange(wire, [[b"UNWATCH"]], 0)
             else:
-                exchange(wire, [[b"MULTI"], [b"HDEL", REGISTRATIONS, field], [b"EXEC"]], 64)
+                exchange(wire, [[b"MULTI"], [b"HDEL", self._registrations, field], [b"EXEC"]], 64)
 
     def _commit(self, wire: RedisWire, head: int, writes: Sequence[_Write], *, force: bool = False) -> int | None:
         """Write under the numbers after ``head``, or after the one returned; None if somebody else wrote meanwhile."""
@@ -233,13 +234,13 @@ class RedisStore:
         commands: list[Command] = [[b"MULTI"]]
         if head == 0:  # numbers go on above those of any earlier life of the store
             head = now // 1000
-            commands.append([b"DEL", CHANGES])
+            commands.append([b"DEL", self._changes])
         fields: list[bytes] = []
         for number, (artifact_id, value) in enumerate(writes, head + 1):
             field = artifact_id.encode("ascii")
             fields += [field, value(number, now // 10**9)]
-            commands.append(_announce(number, field))
-        commands.append([b"HSET", REGISTRATIONS, *fields, _HEAD, b"%d" % (head + len(writes))])
+            commands.append(self._announce(number, field))
+        commands.append([b"HSET", self._registrations, *fields, _HEAD, b"%d" % (head + len(writes))])
         commands.append([b"EXEC"])
         done = exchange(wire, commands, 64)[-1]
         if done is None:
@@ -253,7 +254,10 @@ class RedisStore:
         if isinstance(done[-1], RedisRefusedError):
             raise done[-1]  # not the stream's fault: nothing was written
         self._on_bad()
-        exchange(wire, [[b"DEL", CHANGES]], 64)
+        exchange(wire, [[b"DEL", self._changes]], 64)
+
+    def _announce(self, number: int, field: bytes) -> Command:
+        return [b"XADD", self._changes, b"MAXLEN", b"~", b"%d" % CHANGES_KEPT, b"%d-0" % number, b"id", field]
 
 
 def _is_forgettable(removed_seconds: int | None) -> bool:
@@ -271,7 +275,3 @@ def _value_of(registration: Registration | None) -> Callable[[int, int], bytes]:
 
 def _alias_value(alias: Alias, number: int, _now_seconds: int) -> bytes:
     return alias_to_value(number, alias)
-
-
-def _announce(number: int, field: bytes) -> Command:
-    return [b"XADD", CHANGES, b"MAXLEN", b"~", b"%d" % CHANGES_KEPT, b"%d-0" % number, b"id", field]

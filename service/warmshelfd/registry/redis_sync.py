@@ -71,7 +71,7 @@ class RedisSync:
     def __init__(self, link: Link, ears: Ears, on_bad: Callable[[], None]) -> None:
         self._link = link
         self._ears = ears
-        self._store = RedisStore(on_bad)
+        self._store = RedisStore(on_bad, link.space)
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)

@@ -7,16 +7,29 @@ the caller's token or certificate. Knows gRPC's words for a peer; does not know 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from warmshelf.errors import PermissionDenied, Unauthenticated
-from warmshelfd.domain.roles import CALLS, EVERYBODY, Role, may_call
-from warmshelfd.identities import Identities, Identity
+from warmshelf._security import TENANT_METADATA_KEY
+from warmshelf.errors import InvalidRequest, PermissionDenied, Unauthenticated
+from warmshelfd.domain.roles import CALLS, EVERYBODY, OF_THE_NODE, Role, may_call
+from warmshelfd.identities import Identities, Identity, identity_of
 
 _KINDS = {"peer_uri": "uri", "peer_dns": "dns", "x509_common_name": "cn"}
 """What gRPC calls the names in a certificate, and what the configuration does."""
 
 _SCHEME = "bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, and for which tenant; "" where they have no name, or call for none."""
+
+    name: str
+    tenant: str
+
+
+_A_PROBE = Caller("", "")
 
 
 class Admission:
@@ -25,21 +38,30 @@ class Admission:
     The last is for Unix sockets and for plain TCP: where TLS is spoken, everybody has an identity.
     """
 
-    def __init__(self, identities: Identities, anonymous_roles: Collection[Role], *, has_tls: bool) -> None:
+    def __init__(
+        self,
+        identities: Identities,
+        anonymous_roles: Collection[Role],
+        *,
+        has_tls: bool,
+        tenants: Collection[str] = (),
+    ) -> None:
         """``has_tls`` says whether some address speaks TLS: asking gRPC about each call is not free."""
         self._identities = identities
+        self._tenants = frozenset(tenants)
         self._has_tls = has_tls
-        self._anonymous = Identity("", frozenset(anonymous_roles))
+        self._anonymous = identity_of("", anonymous_roles)
 
-    def admit(self, call: str, context: Any) -> str:
-        """Return the name of the identity that calls; "" for none.
+    def admit(self, call: str, context: Any) -> Caller:
+        """Return who calls.
 
         Raises:
             Unauthenticated: it does not say who it is, or not truly.
-            PermissionDenied: it has not the role.
+            PermissionDenied: it has not the role, or names a tenant that it may not call for.
+            InvalidRequest: it may name a tenant, and names none that there is.
         """
         if CALLS.get(call, frozenset()) is EVERYBODY:
-            return ""
+            return _A_PROBE
         identity = self._identify(context)
         if not may_call(call, identity.roles):
             who = f"identity {identity.name}" if identity.name else "a caller without an identity"
@@ -48,7 +70,21 @@ class Admission:
                 identity=identity.name,
                 call=call,
             )
-        return identity.name
+        return Caller(identity.name, self._tenant(call, identity, context.invocation_metadata()))
+
+    def _tenant(self, call: str, identity: Identity, metadata: Any) -> str:
+        """Return whom an admitted caller calls for. Who may not choose does not learn which tenants there are."""
+        named: list[str] = [value for key, value in metadata or () if key == TENANT_METADATA_KEY]
+        own = identity.tenant
+        if (own or named) and call in OF_THE_NODE:
+            raise PermissionDenied(f"{call} is for callers of no tenant", identity=identity.name, call=call)
+        if not identity.names_tenant and any(name != own for name in named):
+            raise PermissionDenied("the caller may not name a tenant to call for", identity=identity.name, call=call)
+        if not named or not identity.names_tenant:
+            return own
+        if len(named) > 1 or named[0] not in self._tenants:
+            raise InvalidRequest(f"there is no tenant {named[0][:64]!a}", field=TENANT_METADATA_KEY)
+        return named[0]
 
     def _identify(self, context: Any) -> Identity:
         auth = context.auth_context() if self._has_tls else {}

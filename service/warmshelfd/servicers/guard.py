@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
 
@@ -38,8 +38,7 @@ from warmshelfd.domain.roles import CALLS
 from warmshelfd.metric_table import Rpc
 from warmshelfd.metrics import Metrics
 from warmshelfd.servicers.admission import Admission
-
-_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+from warmshelfd.servicers.handlers import Handler, Handlers, behaviour
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -71,16 +70,18 @@ _call_log = structlog.get_logger("warmshelfd.call")
 class Guard(grpc.aio.ServerInterceptor):
     """Admits callers, maps errors of handlers, counts calls, and logs how each ended."""
 
-    def __init__(self, metrics: Metrics, admission: Admission) -> None:
+    def __init__(self, metrics: Metrics, admission: Admission, handlers: Mapping[str, Handlers]) -> None:
+        """``handlers`` are those of each tenant, and under "" those that the server has."""
         self.calls = 0  # under way, but for lasting ones; event loop only
+        self._handlers = handlers
         self._metrics = metrics
         self._admission = admission
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> _Handler | None:
+    ) -> Handler | None:
         """Return the call's handler with the guard around it."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method[1:] not in CALLS:  # such as what a library adds some day
@@ -92,17 +93,26 @@ class Guard(grpc.aio.ServerInterceptor):
         rpc = _rpc(handler_call_details.method, handler)
         counted = 0 if rpc.method in _LASTING else 1
         make: Any = _MAKERS[handler.request_streaming, handler.response_streaming]
-        call: Any = handler.unary_stream or handler.unary_unary or handler.stream_unary
+        call = behaviour(handler)
         # A stream that writes by itself is guarded like a unary call.
         wrap: Any = self._stream if inspect.isasyncgenfunction(call) else self._unary
-        guarded = wrap(call, rpc, counted)
+        guarded = wrap(self._calls_at(handler_call_details.method, call), rpc, counted)
         return make(  # type: ignore[no-any-return]
             guarded,
             request_deserializer=_or_garbage(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
-    def _only_admitted(self, handler: _Handler, path: str) -> _Handler:
+    def _calls_at(self, path: str, call: Callable[..., Any]) -> Callable[[str], Callable[..., Any]]:
+        """Return what gives the answering function of a call for a tenant."""
+
+        def call_of(tenant: str) -> Callable[..., Any]:
+            handler = self._handlers[tenant].find(path) if tenant else None
+            return behaviour(handler) if handler is not None else call
+
+        return call_of
+
+    def _only_admitted(self, handler: Handler, path: str) -> Handler:
         answer: Any = handler.stream_stream
 
         async def guarded(requests: Any, context: _Context) -> AsyncIterator[Any]:
@@ -120,13 +130,13 @@ class Guard(grpc.aio.ServerInterceptor):
         )
 
     def _unary(
-        self, call: Callable[[Any, Any], Awaitable[Any]], rpc: Rpc, counted: int
+        self, call_of: Callable[[str], Callable[[Any, Any], Awaitable[Any]]], rpc: Rpc, counted: int
     ) -> Callable[[Any, Any], Awaitable[Any]]:
         async def guarded(request: Any, context: _Context) -> Any:
             self.calls += counted
             try:
-                with self._observed(rpc, request, context):
-                    return await call(_readable(request), context)
+                with self._observed(rpc, request, context) as tenant:
+                    return await call_of(tenant)(_readable(request), context)
             except Exception as error:  # noqa: BLE001 - this is the edge
                 await _abort(context, error)
             finally:
@@ -135,14 +145,14 @@ class Guard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _stream(
-        self, call: Callable[[Any, Any], AsyncIterator[Any]], rpc: Rpc, counted: int
+        self, call_of: Callable[[str], Callable[[Any, Any], AsyncIterator[Any]]], rpc: Rpc, counted: int
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def guarded(request: Any, context: _Context) -> AsyncIterator[Any]:
             self.calls += counted
             messages: Any = None
             try:
-                with self._observed(rpc, request, context):
-                    messages = call(_readable(request), context)
+                with self._observed(rpc, request, context) as tenant:
+                    messages = call_of(tenant)(_readable(request), context)
                     async for message in messages:
                         yield message
             except Exception as error:  # noqa: BLE001 - this is the edge
@@ -155,13 +165,14 @@ class Guard(grpc.aio.ServerInterceptor):
         return guarded
 
     @contextmanager
-    def _observed(self, rpc: Rpc, request: Any, context: _Context) -> Iterator[None]:
-        """Admit a call, count it, and log how it ended."""
-        code, reason, identity, start = "OK", "", "", time.monotonic()
+    def _observed(self, rpc: Rpc, request: Any, context: _Context) -> Iterator[str]:
+        """Admit a call, count it, and log how it ended; give the tenant that it is for."""
+        code, reason, identity, tenant, start = "OK", "", "", "", time.monotonic()
         self._metrics.call_started(rpc)
         try:
-            identity = self._admission.admit(f"{rpc.service}/{rpc.method}", context)
-            yield
+            caller = self._admission.admit(f"{rpc.service}/{rpc.method}", context)
+            identity, tenant = caller.name, caller.tenant
+            yield tenant
         except BaseException as error:
             typed = _typed(error, context)
             code, reason = typed.code.value, typed.reason
@@ -171,12 +182,13 @@ class Guard(grpc.aio.ServerInterceptor):
             seconds = time.monotonic() - start
             artifact_id = getattr(request, "artifact_id", "")
             # Once the answer is on its way: a line costs a tenth of a small call.
-            asyncio.get_running_loop().call_soon(self._ended, rpc, code, reason, seconds, artifact_id, identity)
+            optional = {"reason": reason, "artifact_id": artifact_id, "identity": identity, "tenant": tenant}
+            asyncio.get_running_loop().call_soon(self._ended, rpc, code, seconds, optional)
 
-    def _ended(self, rpc: Rpc, code: str, reason: str, seconds: float, artifact_id: str, identity: str) -> None:
+    def _ended(self, rpc: Rpc, code: str, seconds: float, optional: Mapping[str, str]) -> None:
         self._metrics.call_ended(rpc, code, seconds)
-        shown_id = artifact_id if _is_id(artifact_id) else ""
-        optional = {"reason": reason, "artifact_id": shown_id, "identity": identity}
+        shown_id = optional["artifact_id"] if _is_id(optional["artifact_id"]) else ""
+        optional = {**optional, "artifact_id": shown_id}
         _call_log.info(
             "call",
             method=f"{rpc.service}/{rpc.method}",
@@ -208,7 +220,7 @@ def _readable(request: Any) -> Any:
     return request
 
 
-def _rpc(path: str, handler: _Handler) -> Rpc:
+def _rpc(path: str, handler: Handler) -> Rpc:
     """Return what a method is called in metrics."""
     _, service, method = path.split("/")
     return Rpc(_TYPES[handler.request_streaming, handler.response_streaming], service, method)

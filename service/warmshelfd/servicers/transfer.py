@@ -22,6 +22,7 @@ from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
 from warmshelf.shard import SLICES_MAX
 from warmshelf.v1 import artifact_pb2, transfer_pb2
 from warmshelfd import failpoints
+from warmshelfd.domain.leases import LeaseRecord
 from warmshelfd.memory.segment import Segment
 from warmshelfd.metrics import Metrics
 from warmshelfd.servicers.flight import FlightBudget, next_end
@@ -74,7 +75,7 @@ class TransferServicer:
         if request.segment_index != 0:
             raise SegmentNotFound(f"there is no segment {request.segment_index}", segment_index=request.segment_index)
         check_reason(request.fallback_reason)
-        with self._stream(record.segment_id) as segment:
+        with self._stream(record) as segment:
             if request.fallback_reason not in ("", UPLOAD_REASON) and request.offset_bytes == 0:
                 self._metrics.fell_back(request.fallback_reason)
             offset, end = checked_range(request.offset_bytes, request.limit_bytes, segment.header.size_bytes)
@@ -86,7 +87,7 @@ class TransferServicer:
         check_reason(request.fallback_reason)
         if len(request.slices) > SLICES_MAX:
             raise InvalidRequest(f"{len(request.slices)} slices, at most {SLICES_MAX} in a read", field="slices")
-        with self._stream(record.segment_id) as segment:
+        with self._stream(record) as segment:
             packed = await self._shelf.residency.in_thread(packed_slices, segment, request.slices)
             offset, end = checked_range(request.offset_bytes, 0, packed.size_bytes)
             await self._send(context, offset, end, packed.chunk)
@@ -108,7 +109,7 @@ class TransferServicer:
     async def read_layout(self, request: transfer_pb2.ReadLayoutRequest, context: Any) -> None:
         """Stream the layout of a lease in parts, none larger than the chunk that each stream may always send."""
         record = self._uploads.leased(request.session_id, request.lease_id)
-        with self._stream(record.segment_id) as segment:
+        with self._stream(record) as segment:
             header = segment.header
             outline = artifact_pb2.Segment(
                 segment_id=header.segment_id, size_bytes=header.size_bytes, content_size_bytes=header.content_size_bytes
@@ -119,9 +120,10 @@ class TransferServicer:
                 await self._write(context, part, 0)
 
     @contextmanager
-    def _stream(self, segment_id: str) -> Iterator[Segment]:
+    def _stream(self, record: LeaseRecord) -> Iterator[Segment]:
         """Count a stream in; its segment's bytes stay until it has ended."""
-        self._flight.open_stream()
+        segment_id = record.segment_id
+        self._flight.open_stream(record.session_id)
         self._metrics.stream_opened()
         try:
             segment = self._shelf.residency.begin_stream(segment_id)
@@ -133,7 +135,7 @@ class TransferServicer:
             finally:
                 self._shelf.residency.end_stream(segment_id)
         finally:
-            self._flight.close_stream()
+            self._flight.close_stream(record.session_id)
             self._metrics.stream_closed()
 
     async def _write(self, context: Any, message: bytes, offset: int) -> None:

@@ -37,7 +37,7 @@ def check_prefix(text: str) -> str:
     if not _PREFIX.fullmatch(text) or "@" in text.partition("://")[2].partition("/")[0]:
         raise ValueError("a prefix is scheme://PLACE/PATH without user, query or fragment")
     scheme = text.partition("://")[0]
-    if scheme not in _REMOTE_SCHEMES:
+    if scheme != "file" and scheme not in _REMOTE_SCHEMES:  # which have keys of encrypted files, and nothing else
         raise ValueError(f"there is no source of scheme {scheme!r}; there are file, {', '.join(_REMOTE_SCHEMES)}")
     if scheme in REDIS_SCHEMES:
         try:
