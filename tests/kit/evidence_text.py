@@ -72,7 +72,8 @@ def soaking() -> str:
 
 def _fuzz_result(run: Mapping[str, Any]) -> str:
     return (
-        f"{run['executions']:,} inputs for {len(run['targets'])} targets: {run['found']} findings; "
+        f"{run['executions']:,} inputs for {len(run['targets'])} targets in {run['seconds_each']} s each: "
+        f"{run['found']} findings; "
         f"at 95 % fewer than {run['bound_95']:g} an input"
     )
 

@@ -101,6 +101,9 @@ def test_the_bill_of_materials_has_all_that_the_daemon_brings(dist: Path) -> Non
     }
     assert wanted <= versions.keys()
     assert all(versions.values())
+    image = re.findall(r"^([\w-]+)==(\S+)", (ROOT / "requirements" / "image.lock").read_text(), re.MULTILINE)
+    if sys.version_info[:2] == (3, 11):  # the image's
+        assert {name.replace("_", "-"): version for name, version in versions.items()} == dict(image)
     assert not {"torch", "numpy", "pytest", "pip"} & versions.keys()
 
 
