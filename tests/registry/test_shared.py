@@ -209,3 +209,23 @@ async def test_who_takes_a_change_up_does_not_write_it_again(
         await until(lambda: b.sync_of("own") == Sync(SyncState.PUBLISHED))
         assert head(server) == before + 2
         assert {b.sync_of(artifact_id).state for artifact_id in ear.heard} == {SyncState.PUBLISHED}  # type: ignore[union-attr]
+
+
+async def test_what_is_removed_while_its_registration_is_about_to_be_published_stays_removed(
+    server: RedisServer, tmp_path: Path, full: Registration
+) -> None:
+    """Between taking a change from the queue and giving it to the store, the node reads its own copy."""
+    last = replace(of(full), artifact_id="last")
+    async with node(server, tmp_path / "a") as (a, _), node(server, tmp_path / "b") as (b, ear):
+        for number in range(100):
+            artifact_id = f"id-{number}"
+            await a.put(replace(of(full), artifact_id=artifact_id))
+            for _ in range(number % 5):  # at another place each time
+                await asyncio.sleep(0)
+            await a.delete(artifact_id)
+        await a.put(last)
+        await until(lambda: "last" in ear.heard)
+        await until(lambda: all(one.sync_of(f"id-{n}") != Sync(SyncState.QUEUED) for one in (a, b) for n in range(100)))
+        await agreed(b, last)
+    async with node(server, tmp_path / "c") as (c, _):
+        await agreed(c, last)

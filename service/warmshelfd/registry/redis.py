@@ -59,6 +59,7 @@ class RedisRegistry(CopiedRegistry):
         self._known: dict[str, Known] = {}  # what the store is known to have, by ID
         self._dirty: dict[str, None] = {}  # what is to be published, in order
         self._publishing: set[str] = set()  # of that, what is on its way
+        self._reading: asyncio.Future[dict[str, Registration]] | None = None  # what is on its way, from the copy
         self._given: dict[str, str] = {}  # essences of new IDs that the store may have been given, nobody knows yet
         self._behind: dict[str, Known] = {}  # what was known before what was heard, which is not taken up yet
         self._missed: dict[str, Shared] = {}  # what others made of IDs while those were this node's to publish
@@ -124,6 +125,8 @@ class RedisRegistry(CopiedRegistry):
 
     async def delete(self, artifact_id: str) -> None:
         """As the interface says; other nodes are told later."""
+        if artifact_id in self._publishing and self._reading is not None:
+            await asyncio.wait([self._reading])  # until it is known whether the store is given it; that is no exchange
         known = self._known.get(artifact_id)
         if known is None and (given := self._given.pop(artifact_id, "")):
             known = Known(0, given)
@@ -227,7 +230,8 @@ class RedisRegistry(CopiedRegistry):
                     self._publishing.difference_update(ids)
 
     async def _publish_some(self, ids: Sequence[str]) -> None:
-        there = await self._copy.run(lambda connection: read_some(connection, ids))
+        self._reading = reading = asyncio.ensure_future(self._copy.run(lambda connection: read_some(connection, ids)))
+        there = await reading
         changes = []
         for artifact_id in ids:
             mine, known = there.get(artifact_id), self._known.get(artifact_id, _NEW)
