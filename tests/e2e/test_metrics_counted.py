@@ -242,7 +242,7 @@ def test_calls_end_under_their_codes_and_unknown_methods_leave_no_series(
 def test_five_thousand_ids_leave_no_series_behind(pages: Pages, plain: Plain, register: Any, models: Path) -> None:
     """B59, G14: the number of lines does not depend on how many artifacts there are, nor on their names."""
     write_model(models / "m.safetensors", 1)
-    ids = [f"tenant-{number % 7}/canary-{number:05}@v1:x+y" for number in range(5000)]
+    ids = [f"sparrow-{number % 7}/canary-{number:05}@v1:x+y" for number in range(5000)]
     register("idle")
     plain.release(plain.acquire("idle").lease.lease_id)
     plain.release(plain.acquire("idle").lease.lease_id)
@@ -257,7 +257,7 @@ def test_five_thousand_ids_leave_no_series_behind(pages: Pages, plain: Plain, re
     seen = pages.scrape()
     print(f"{full.text.count(chr(10))} lines with 5001 artifacts, {seen.text.count(chr(10))} after their removal")
     assert "canary" not in seen.text
-    assert "tenant" not in full.text
+    assert "sparrow" not in full.text
     assert seen.text.count("\n") <= LINES_MAX
     assert seen['warmshelf_artifacts{state="registered"}'] == 0
     assert seen['warmshelf_segments{kind="base"}'] == 1
