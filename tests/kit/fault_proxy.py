@@ -99,7 +99,8 @@ class FaultProxy:
 
     def __init__(self, host: str, port: int) -> None:
         self.fault: Fault = Fault()
-        self.requests: list[Request] = []  # appended to by the threads of connections
+        self.requests: list[Request] = []  # appended to by the threads of connections, as is:
+        self.passed: list[Request] = []  # those to which the server gave an answer that is no failure of its own
         self._server = (host, port)
         self._sockets: set[socket.socket] = set()  # guarded by _lock
         self._threads: list[threading.Thread] = []
@@ -165,6 +166,8 @@ class FaultProxy:
             head = re.sub(rb"(?i)\r\nif-match:", b"\r\nx-was-if-match:", head)
         server.sendall(head)
         answer, rest = _read_head(server)
+        if re.match(rb"HTTP/1\.[01] [1-4]", answer):
+            self.passed.append(request)
         client.sendall(answer)
         return self._pass_body(client, server, request, _length(request, answer), rest, fault)
 
