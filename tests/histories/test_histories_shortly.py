@@ -31,7 +31,7 @@ def subject() -> Iterator[DaemonHistories]:
         yield it
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 def test_some_histories_of_a_real_daemon_are_linearizable(subject: DaemonHistories) -> None:
     """C12."""
     chance = random.Random(SEED)
