@@ -19,13 +19,6 @@ HOLDER = "a worker"
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def base(models: Path) -> Path:
     return write_base(models / "base")
 

@@ -13,34 +13,10 @@ from typing import Any
 import pytest
 
 from kit.guarded import Guarded
-from kit.processes import Daemon, Worker, eventually
+from kit.processes import Daemon, eventually
 from kit.scrape import HTTP, Pages, pages_of
 
 BUDGET = "256MiB"
-
-
-@pytest.fixture
-def arena_dir() -> Iterator[Path]:
-    with _arena() as path:
-        yield Path(path)
-
-
-@pytest.fixture
-def models(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def daemon(request: pytest.FixtureRequest, tmp_path: Path, arena_dir: Path, models: Path) -> Iterator[Daemon]:
-    """A daemon that is not started yet; of a module's own kind, if it names one as ``DAEMON``."""
-    kind: type[Daemon] = getattr(request.module, "DAEMON", Daemon)
-    it = kind(tmp_path, arena_dir, models)
-    yield it
-    if it.process is not None:
-        it.kill(signal.SIGTERM)
-        it.check()
 
 
 @pytest.fixture
@@ -130,19 +106,6 @@ def bounded(_lend: _Lend) -> Iterator[Daemon]:
 def slow(_lend: _Lend) -> Iterator[Daemon]:
     """As ``shared``; its loads read one part of 32 MiB after another, and rest 300 ms before each."""
     yield from _lend("slow", BUDGET, failpoints="load.part=delay(300)", env={"WARMSHELF_READ_THREADS": "1"})
-
-
-@pytest.fixture
-def start_worker() -> Iterator[Callable[..., Worker]]:
-    workers: list[Worker] = []
-
-    def start(code: str, *arguments: str) -> Worker:
-        workers.append(Worker(code, *arguments))
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        worker.end()
 
 
 def _arena() -> tempfile.TemporaryDirectory[str]:

@@ -26,13 +26,6 @@ EMBED, HEAD = "model.embed_tokens", "lm_head"
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def shelf(shared: Daemon) -> Iterator[warmshelf.Shelf]:
     with shared.connect(timeout=30) as it:
         yield it

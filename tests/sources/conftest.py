@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kit.fault_proxy import FaultProxy
-from kit.processes import Daemon
 from kit.redis_server import RedisServer, redis_server
 from kit.weed import ACCESS_KEY, SECRET_KEY, Weed
 from warmshelfd.formats.base import FormatLimits
@@ -92,15 +89,3 @@ def proxy(s3: Weed) -> Iterator[FaultProxy]:
     """A proxy before the server, in which faults can be made."""
     with FaultProxy(s3.host, s3.port) as it:
         yield it
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon that is not started yet; checked at the end."""
-    with tempfile.TemporaryDirectory(prefix="warmshelf-test-", dir="/dev/shm", ignore_cleanup_errors=True) as arena:
-        (tmp_path / "models").mkdir()
-        it = Daemon(tmp_path, Path(arena), tmp_path / "models")
-        yield it
-        if it.process is not None:
-            it.kill(signal.SIGTERM)
-            it.check()

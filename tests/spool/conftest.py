@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kit.fleet import Fleet, fleet_on
-from kit.processes import Daemon
 from kit.redis_server import RedisServer, redis_server
 from kit.stores import RedisStore, S3Store, Store
 
@@ -39,18 +36,6 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
         it = S3Store(request.getfixturevalue("bucket"))
     yield it
     it.resume()
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon that is not started yet; checked at the end."""
-    with tempfile.TemporaryDirectory(prefix="warmshelf-test-", dir="/dev/shm", ignore_cleanup_errors=True) as arena:
-        (tmp_path / "models").mkdir()
-        it = Daemon(tmp_path, Path(arena), tmp_path / "models")
-        yield it
-        if it.process is not None:
-            it.kill(signal.SIGTERM)
-            it.check()
 
 
 @pytest.fixture
