@@ -121,10 +121,14 @@ class Flights:
         if load.error is not None:
             raise load.error
 
-    def abandon(self, artifact_id: str) -> None:
-        """Stop the artifact's load, whoever waits for it; a new one may start at once."""
+    def abandon(self, artifact_id: str, *, is_replaced: bool = False) -> None:
+        """Stop the artifact's load, whoever waits for it; a new one may start at once.
+
+        ``is_replaced``: what it loads is replaced, so that who waits for it may wait for the next one.
+        """
         load = self._loads.get(artifact_id)
         if load is not None:
+            load.is_replaced = is_replaced
             self._stop(load)
 
     def _stop(self, load: Load) -> None:

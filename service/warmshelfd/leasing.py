@@ -18,6 +18,7 @@ from warmshelf.errors import (
     DigestMismatch,
     Draining,
     LeaseLost,
+    LoadCancelled,
     NotResident,
     SegmentCorrupt,
     SessionLost,
@@ -32,7 +33,7 @@ from warmshelfd.hashing import Hashing
 from warmshelfd.load import Load
 from warmshelfd.matching import needs_check
 from warmshelfd.memory.segment import Segment
-from warmshelfd.records import to_artifact
+from warmshelfd.records import to_artifact, to_lease
 from warmshelfd.running import answer_by, within
 from warmshelfd.shelf import Shelf
 from warmshelfd.touching import ensure_untouched
@@ -216,7 +217,15 @@ class Leasing:
             if shelf.catalog.find(artifact_id) is not entry or entry.state in RESIDENT:
                 return
         joined.append(self._join(entry, Priority.DEMAND))
-        await shelf.flights.wait(joined[-1], until - time.monotonic())
+        await self._landed(joined[-1], until)
+
+    async def _landed(self, load: Load, until: float) -> None:
+        """Wait until a load is done, or its artifact has other bytes now; errors as ``Flights.wait``."""
+        try:
+            await self._shelf.flights.wait(load, until - time.monotonic())
+        except LoadCancelled:
+            if not load.is_replaced:
+                raise
 
     def _join(self, entry: Entry, priority: Priority) -> Load:
         if self._shelf.draining:
@@ -340,21 +349,31 @@ class Leasing:
             while load.task is not None and not load.task.done() and time.monotonic() < until:
                 yield Progress(load.phase, load.done_bytes, load.total_bytes)
                 await asyncio.wait([load.task], timeout=min(_PROGRESS_SECONDS, max(until - time.monotonic(), 0)))
-            await self._shelf.flights.wait(load, 0)
+            await self._landed(load, 0)
         finally:
             self._shelf.flights.leave(load)
+        async for step in self._watch_next(load, until, priority):
+            yield step
+
+    async def _watch_next(self, load: Load, until: float, priority: Priority) -> AsyncGenerator[Progress, None]:
+        """Watch the load of what an artifact was replaced by while an earlier load was under way, if it was."""
+        if load.is_replaced and (entry := self._shelf.catalog.get(load.artifact_id)).state not in RESIDENT:
+            async for step in self._watch(entry, until, priority):
+                yield step
 
     def _detach(self, entry: Entry, until: float, priority: Priority) -> Load:
+        """Want a load in the place of a caller who has gone."""
         load = self._join(entry, priority)
-        task = asyncio.get_running_loop().create_task(self._stay(load, until))
+        task = asyncio.get_running_loop().create_task(self._stay(load, until, priority))
         self._detached.add(task)
         task.add_done_callback(self._detached.discard)
         return load
 
-    async def _stay(self, load: Load, until: float) -> None:
-        """Want a load in the place of a caller who has gone."""
+    async def _stay(self, load: Load, until: float, priority: Priority) -> None:
         try:
-            await self._shelf.flights.wait(load, until - time.monotonic())
+            await self._landed(load, until)
+            async for _ in self._watch_next(load, until, priority):
+                pass
         except WarmshelfError as error:
             _log.warning("detached load of %s: %s", load.artifact_id, error)
         finally:
@@ -378,9 +397,3 @@ def _must_suit(entry: Entry, options: AcquireOptions) -> None:
 
 async def _declare_nothing(_artifact_id: str) -> None:
     return None
-
-
-def to_lease(record: LeaseRecord, *, secret: bool = False) -> LeaseInfo:
-    """Return a lease as callers see it; only its holder sees its ID."""
-    lease_id = record.lease_id if secret else ""
-    return LeaseInfo(record.artifact_id, record.generation, record.holder, record.acquire_time, lease_id)

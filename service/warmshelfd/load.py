@@ -17,7 +17,8 @@ class Load:
     """One load under way. Only the event loop touches it, but for ``done_bytes``.
 
     ``done_bytes`` is written by the thread that reads and only shown. ``room`` is why
-    it waits for room, while it does. ``priority`` is the highest of those who want it.
+    it waits for room, while it does. ``is_replaced`` says that it was stopped because its artifact has
+    other bytes now. ``priority`` is the highest of those who want it.
     ``begun`` says when each phase began, by the monotonic clock. ``scheme`` is where the bytes are taken
     from, if that is not the artifact's source.
     """
@@ -31,6 +32,7 @@ class Load:
     waiters: Waiters = field(default_factory=Waiters)
     task: asyncio.Task[None] | None = None
     error: Exception | None = None
+    is_replaced: bool = False
     scheme: str = ""
     begun: list[tuple[LoadPhase, float]] = field(default_factory=lambda: [(LoadPhase.INSPECT, time.monotonic())])
 

@@ -9,7 +9,8 @@ which is taken on the event loop.
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from itertools import product
 from typing import Any
@@ -74,6 +75,8 @@ from warmshelfd.metric_table import (
     usual_code,
 )
 from warmshelfd.stock import Stock
+
+_PLAIN_VERSION = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){0,2}")
 
 
 class Metrics:
@@ -253,8 +256,22 @@ class Metrics:
     def render(self, accept: str, heartbeat_age_seconds: float) -> tuple[str, bytes]:
         """Return content type and text for somebody who accepts these types."""
         self._of(HEARTBEAT_AGE).set(heartbeat_age_seconds)
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = encoder_for(accept)
         return content_type, encode(self._registry)
+
+
+def encoder_for(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """Return what writes a registry in a format that somebody accepts, and its content type.
+
+    Types whose version is not of up to three numbers are passed over: the library cannot compare those, and
+    repeats what it took in its answer.
+    """
+    return choose_encoder(",".join(part for part in accept.split(",") if _has_plain_version(part)))
+
+
+def _has_plain_version(content_type: str) -> bool:
+    said = [text.strip().partition("=") for text in content_type.split(";")]
+    return all(_PLAIN_VERSION.fullmatch(value) for name, _, value in said if name == "version")
 
 
 def _set_up_library() -> None:

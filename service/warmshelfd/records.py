@@ -1,12 +1,13 @@
-"""Between a catalog entry, what the registry keeps of it, and what callers see of it."""
+"""Between a catalog entry, what the registry keeps of it, and what callers see of it and of its leases."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from warmshelf.types import Artifact
+from warmshelf.types import Artifact, LeaseInfo
 from warmshelfd.domain.catalog import Entry
 from warmshelfd.domain.engines import engine_verdicts
+from warmshelfd.domain.leases import LeaseRecord
 from warmshelfd.registry.base import Registration
 
 _REMEMBERED = (
@@ -94,3 +95,9 @@ def merged(now: Registration, known: Registration, wanted: Registration) -> Regi
         fingerprint=wanted.fingerprint,
         size_bytes=now.size_bytes or wanted.size_bytes,
     )
+
+
+def to_lease(record: LeaseRecord, *, secret: bool = False) -> LeaseInfo:
+    """Return a lease as callers see it; only its holder sees its ID."""
+    lease_id = record.lease_id if secret else ""
+    return LeaseInfo(record.artifact_id, record.generation, record.holder, record.acquire_time, lease_id)

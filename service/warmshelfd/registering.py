@@ -59,7 +59,7 @@ class Registering:
         sources: Sources,
         loader: Loader,
         matching: Matching,
-        abandon: Callable[[str], None],
+        abandon: Callable[..., None],
         clock: Callable[[], datetime],
     ) -> None:
         self.source_left: SourceLeft = _nothing  # told when an ID no longer means a source
@@ -308,7 +308,7 @@ class Registering:
         if not self._is_known(entry):  # its removal came after this: nothing shows it any more but the answer
             remember(entry, found)
             return
-        self._abandon(entry.artifact_id)
+        self._abandon(entry.artifact_id, is_replaced=True)
         old, old_source = entry.segment_id, entry.spec.source
         if entry.state is ArtifactState.EVICTING:
             self._catalog.apply(entry.artifact_id, Event.DRAINED)  # its holders keep bytes without a name

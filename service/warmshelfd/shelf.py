@@ -135,9 +135,9 @@ class Shelf:
         """Return the sha256 digest of the one file that an artifact comes from, and how its source looks now."""
         return await self._loader.source_sha256(entry.spec.source)
 
-    def _abandon(self, artifact_id: str) -> None:
+    def _abandon(self, artifact_id: str, *, is_replaced: bool = False) -> None:
         """Stop a load whose outcome nobody could use."""
-        self.flights.abandon(artifact_id)
+        self.flights.abandon(artifact_id, is_replaced=is_replaced)
 
     # --- look ---------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry
 
 from fuzz.mutators import of_json
 from fuzz.oracle import Target
@@ -18,6 +18,7 @@ from fuzz.targets import registry_record_seeds
 from warmshelf.errors import InvalidSpec, WarmshelfError
 from warmshelf.redis_uri import parse_redis_uri
 from warmshelfd.http import Answer, Asked, _Handler, cannot_be_rebound
+from warmshelfd.metrics import encoder_for
 from warmshelfd.redis_wire import RedisAwayError, RedisWire
 from warmshelfd.registry import residents, shared
 from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
@@ -126,6 +127,9 @@ def other_uri_seeds() -> list[bytes]:
 # --- the operators' pages ---
 
 
+NO_METRICS = CollectorRegistry()
+
+
 class Handler(_Handler):
     """The server's own, on a request in memory, with a page that lets nothing get lost."""
 
@@ -139,7 +143,8 @@ class Handler(_Handler):
     def page(self, asked: Asked) -> Answer:
         try:
             cannot_be_rebound(asked.host, {"own"})
-            _, content_type = choose_encoder(asked.accept)
+            encode, content_type = encoder_for(asked.accept)
+            encode(NO_METRICS)
             wanted = wanted_by(asked.query)
         except Exception as error:
             self.bug = error

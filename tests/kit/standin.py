@@ -160,6 +160,7 @@ class _Servicer(
     def WatchArtifacts(self, request: Any, context: Any) -> Any:
         ended = threading.Event()
         context.add_callback(ended.set)
+        context.add_callback(self._it.watch_ended.set)  # not at the end here: a call that ends early is left at a yield
         if request.after_sequence == 0:
             yield catalog_pb2.WatchArtifactsResponse(sequence=1, snapshot_complete={})
         for sequence in self._it.changes:
@@ -167,7 +168,6 @@ class _Servicer(
                 yield catalog_pb2.WatchArtifactsResponse(sequence=sequence, removed_artifact_id="org/a")
         if not self._it.ends_watches:
             ended.wait()
-        self._it.watch_ended.set()
 
     def GetCapabilities(self, request: Any, context: Any) -> Any:
         return capabilities_pb2.GetCapabilitiesResponse(daemon_version="0", format_names=["safetensors"])

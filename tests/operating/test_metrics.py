@@ -90,6 +90,21 @@ def test_no_name_stands_twice() -> None:
     assert len({spec.name for spec in SPECS}) == len(SPECS)
 
 
+@pytest.mark.parametrize("version", ["1.0.00q5", "", "1..0", "-1", "2" * 5000, "1.0.0.0", "1.0.0\r\n X: y", "\u0661"])
+@pytest.mark.parametrize("name", ["application/openmetrics-text", "text/plain"])
+def test_a_version_that_is_none_is_answered_as_if_nobody_had_asked_for_it(name: str, version: str) -> None:
+    content_type, text = Metrics().render(f"{name}; version={version}; escaping=no\r\nX: y", 0.5)
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert b"warmshelf_build_info" in text
+
+
+def test_the_version_that_prometheus_asks_for_is_given() -> None:
+    accept = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3"
+    content_type, text = Metrics().render(accept, 0.5)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    assert text.endswith(b"# EOF\n")
+
+
 @pytest.mark.parametrize("accept", ["", "text/plain;version=0.0.4", "text/plain; version=1.0.0; q=0.5"])
 def test_the_text_tells_help_and_type_of_every_metric_and_no_creation_times(accept: str) -> None:
     metrics = Metrics(["file"])

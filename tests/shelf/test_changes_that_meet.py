@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 
@@ -71,12 +70,43 @@ async def test_a_replaced_artifact_is_not_brought_back_by_a_load_of_the_old_one(
     await core.until(ArtifactState.LOADING)
     core.registry.is_slow = True
     replacing = core.register("b", replace=True)
-    await asyncio.wait([waiting])  # it is stopped, or has all the time to write
+    granted = await waiting
     core.registry.allowed.set()
     await replacing
-    with contextlib.suppress(LoadCancelled):
-        await waiting
+    assert granted.artifact.spec.source.uri == core.shelf.get("x").spec.source.uri == f"file://{core.path('b')}"
+
+
+async def test_who_waits_for_a_load_is_given_what_its_artifact_is_replaced_by(core: InnerCore) -> None:
+    await core.register()
+    steps = core.leasing.progress("x", 20.0)
+    await anext(steps)
+    detached = [step async for step in core.leasing.progress("x", 20.0, detach=True)]
+    waiting = core.acquire()
+    await core.until(ArtifactState.LOADING)
+    await core.register("b", replace=True)
+    assert (await waiting).artifact.spec.source.uri == f"file://{core.path('b')}"
+    told = [step async for step in steps]
+    assert told[-1].artifact is not None
+    assert told[-1].artifact.state is ArtifactState.READY
+    assert len(detached) == 1
+
+
+async def test_a_detached_load_goes_on_with_what_its_artifact_is_replaced_by(core: InnerCore) -> None:
+    await core.register()
+    assert len([step async for step in core.leasing.progress("x", 20.0, detach=True)]) == 1
+    await core.until(ArtifactState.LOADING)
+    await core.register("b", replace=True)
+    await core.until(ArtifactState.READY)
     assert core.shelf.get("x").spec.source.uri == f"file://{core.path('b')}"
+
+
+async def test_who_waits_for_a_load_is_told_that_its_artifact_was_removed(core: InnerCore) -> None:
+    await core.register()
+    waiting = core.acquire()
+    await core.until(ArtifactState.LOADING)
+    await core.shelf.remove("x")
+    with pytest.raises(LoadCancelled):
+        await waiting
 
 
 async def test_a_registration_that_nobody_waits_for_any_more_is_whole(core: InnerCore) -> None:

@@ -9,7 +9,8 @@ from warmshelf._wire import artifact_to_proto, layout_to_proto, lease_to_proto
 from warmshelf.errors import InvalidPageToken, InvalidRequest
 from warmshelf.layout import Layout, SegmentSpec
 from warmshelf.v1 import lease_pb2, lease_pb2_grpc
-from warmshelfd.leasing import AcquireOptions, Granted, Leasing, Notice, Superseded, is_lease_id, to_lease
+from warmshelfd.leasing import AcquireOptions, Granted, Leasing, Notice, Superseded, is_lease_id
+from warmshelfd.records import to_lease
 from warmshelfd.servicers.paging import from_token, page_size, to_token
 from warmshelfd.shelf import Shelf
 from warmshelfd.tracing import NO_TRACING, Tracing
