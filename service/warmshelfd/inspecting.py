@@ -34,8 +34,8 @@ from warmshelfd.sources.base import OpenSource, SourceOpener
 from warmshelfd.sources.breaker import BreakerLimits, Breakers
 
 _MEMO_BYTES_MAX = 64 << 20
-"""What inspections to remember, with what they meant: of two hundred adapters of 420 tensors whose headers differ; equal
-ones are remembered once."""
+"""What inspections to remember, with what they meant: two hundred of adapters of 420 tensors whose headers differ;
+equal ones are one."""
 
 _EXTRAS = {"s3": "s3", "hf": "hub"}
 """Schemes whose library may not be installed, and the extra that brings it."""

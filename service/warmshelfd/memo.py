@@ -32,8 +32,8 @@ _SEEN_MAX = 16384
 """Sources whose looks are remembered; each takes some 300 bytes."""
 
 _RECORD_BYTES, _TENSOR_BYTES = 2 << 10, 480
-"""What the objects of a record take, and of each of its tensors, beside the bytes that were read and the encoded layout: a
-little more than was measured."""
+"""What the objects of a record take, and of each of its tensors, beside the bytes read and the encoded layout: a little
+more than was measured."""
 
 _SHARE_MAX = 2
 """The largest record that is remembered takes one part of so many: one large model must not push out all adapters."""

@@ -56,7 +56,7 @@ async def test_what_two_nodes_do_and_undo_at_once_leaves_nothing_in_any_containe
 
 
 async def cross(server: RedisServer, one: Registry, two: Registry, full: Registration, what: str) -> None:
-    """Register and remove IDs and aliases on both nodes at once, while the store comes and goes; wait for their rest."""
+    """Register and remove IDs and aliases on both nodes at once, with the store away for a moment; wait for rest."""
     for number in range(COUNT):
         name = f"{what}/{number}"
         mine = Registration(name, ArtifactSpec(Source("file:///models/a"), full.kind), full.kind, full.register_time)

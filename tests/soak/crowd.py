@@ -1,7 +1,7 @@
 """A crowd before the run: more callers at once than will ever come again.
 
-A daemon makes a thread where all others of a pool are busy, and its allocator keeps what a peak took. Under an even load
-that comes to an end after days; after a crowd it has.
+A daemon makes a thread where all others of a pool are busy, and its allocator keeps what a peak took. Under an even
+load that comes to an end after days; after a crowd it has.
 """
 
 from __future__ import annotations
