@@ -145,6 +145,8 @@ def _limits(transport: Transport) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", transport.message_bytes_max),
         ("grpc.max_metadata_size", transport.call_metadata_bytes_max),
+        # Between the two gRPC refuses by chance: the more, the more often.
+        ("grpc.absolute_max_metadata_size", transport.call_metadata_bytes_max),
         ("grpc.max_concurrent_streams", transport.calls_per_connection_max),
     )
 
