@@ -33,7 +33,7 @@ TIMES = 10
 SHORT = 0.3
 """Of a limit: far enough below it for a machine that does other things."""
 
-ANSWER_SECONDS, STALL_SECONDS, CONNECT_SECONDS, BYTES_PER_SECOND = 1.0, 1.0, 1.0, 256 << 10
+ANSWER_SECONDS, STALL_SECONDS, CONNECT_SECONDS, BYTES_PER_SECOND = 1.5, 1.5, 1.0, 256 << 10
 TRIES, FAILURES = 3, 2
 MODEL = safetensors_bytes(filled(1, size=64 << 10))
 LOOKS = 2
@@ -193,7 +193,7 @@ def test_who_takes_something_in_time_is_served_and_who_does_not_is_ended(daemon:
             list(stream)
 
 
-KEEPALIVE_SECONDS = 1.0
+KEEPALIVE_SECONDS = 1.5
 """Both how long a peer may be silent and how long it may take to answer."""
 HOLDER = """
 import sys, warmshelf
