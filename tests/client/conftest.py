@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kit.models import pattern
+from kit.ports import free_port
 from kit.segments import SegmentFile, write_segment
 from kit.standin import StandIn
 
@@ -53,6 +54,6 @@ def stand_in(tmp_path: Path, arena: Path) -> Iterator[StandIn]:
 
 @pytest.fixture
 def tcp_stand_in() -> Iterator[StandIn]:
-    it = StandIn("127.0.0.1:0").start()
+    it = StandIn(f"127.0.0.1:{free_port()}").start()
     yield it
     it.stop()

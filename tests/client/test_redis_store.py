@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from kit.ports import free_port
 from kit.redis_faults import Says, Silent
-from kit.redis_server import RedisServer, free_port, redis_server
+from kit.redis_server import RedisServer, redis_server
 from warmshelf import errors, redis_store
 from warmshelf.redis_layout import CHUNK_BYTES, manifest_key
 from warmshelf.redis_store import StoreAccess, write_directory

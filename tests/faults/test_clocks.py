@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,8 +82,10 @@ def test_a_clock_that_jumps_ends_no_lease_and_no_wait(timed: Daemon, clock: Cloc
             waiting = pool.submit(shelf.acquire, "b", timeout=30)
             for seconds in (DAY, -DAY):
                 clock.jump(seconds)
-                with pytest.raises(errors.ArenaFull):
+                began = time.monotonic()
+                with pytest.raises((errors.ArenaFull, errors.DeadlineExceeded)):  # the latter on a busy machine
                     other.acquire("b", timeout=1.5)
+                assert time.monotonic() - began > 1.0
             assert not waiting.done()
             held.release()
             waiting.result().release()

@@ -11,8 +11,9 @@ import redis
 
 from kit.fleet import Fleet, fleet_on
 from kit.models import write_model
+from kit.ports import free_port
 from kit.processes import eventually
-from kit.redis_server import RedisServer, TlsProxy, binary, free_port, redis_server
+from kit.redis_server import RedisServer, TlsProxy, binary, redis_server
 
 BUS_PORT_MAX = 65_535
 ACL = (

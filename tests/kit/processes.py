@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import warmshelf
+from kit.ports import free_port
 
 READY_SECONDS = 20
 GONE_SECONDS = 30
@@ -36,7 +37,7 @@ class Daemon:
         self.process: subprocess.Popen[str] | None = None
         self.ready_line = ""  # or what the log said of the places when the daemon listened
         self._log_bytes = 0  # of earlier lives
-        self.tcp_address = "127.0.0.1:0"  # once started, the same again
+        self.tcp_address = f"127.0.0.1:{free_port()}"  # the same at every start
         self.tenants: tuple[str, ...] = ()  # those that it has been told of, each with a directory in the arena
 
     @property

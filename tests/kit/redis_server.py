@@ -27,6 +27,8 @@ import pytest
 import redis
 import trustme
 
+from kit.ports import free_port
+
 READY_SECONDS = 20
 IMAGE = "redis:7.4-alpine"
 NOTHING_KEPT = ("--save", "", "--appendonly", "no")
@@ -171,13 +173,6 @@ def redis_server(directory: Path, **options: Any) -> Iterator[RedisServer]:
         with suppress(Exception):
             server.resume()
         server.stop()
-
-
-def free_port() -> int:
-    """Return a port that the kernel chose."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # --- TLS --------------------------------------------------------------------

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from kit.adapters import PREFIX, adapter_files, pair
+from kit.ports import free_port
 from kit.processes import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,7 +113,7 @@ class Server:
 
     def __init__(self, address: str, model: Path, log: Path, *options: str, **more: str) -> None:
         self._log = log
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         command += [
             "--host",
@@ -209,9 +209,3 @@ def write_adapter(
     for name, data in adapter_files(shapes, r=rank, **config).items():
         (directory / name).write_bytes(data)
     return directory
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,22 +1,22 @@
-"""A real S3 server: SeaweedFS' ``weed`` from its wheel, on ports of the kernel's choice."""
+"""A real S3 server: SeaweedFS' ``weed`` from its wheel, on ports that are free."""
 
 from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import trustme
 
+from kit.ports import free_port
 from kit.processes import eventually
 
 ACCESS_KEY, SECRET_KEY = "AKID5CANARY1", "s3-canary-2-secret-key"
@@ -166,8 +166,7 @@ def _stores(server: Weed, process: subprocess.Popen[bytes]) -> bool:
 
 def _free_ports(count: int) -> list[int]:
     """Return ports that were free a moment ago, all of them different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)

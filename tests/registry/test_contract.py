@@ -22,7 +22,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kit.redis_server import RedisServer, free_port
+from kit.ports import free_port
+from kit.redis_server import RedisServer
 from warmshelf.errors import Internal
 from warmshelf.types import Alias
 from warmshelfd.registry.base import Heard, Listener, Registration, Registry

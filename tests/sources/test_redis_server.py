@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.ports import free_port
 from kit.redis_faults import Closes, Drips, FaultyServer, Floods, Says, Silent
-from kit.redis_server import RedisServer, TlsProxy, free_port, redis_server
+from kit.redis_server import RedisServer, TlsProxy, redis_server
 from warmshelf import errors
 from warmshelf.redis_store import StoreAccess, write_directory
 from warmshelfd.formats.base import FormatLimits

@@ -22,8 +22,8 @@ import pytest
 from pydantic import BaseModel
 
 from kit.models import filled, safetensors_bytes
+from kit.ports import free_port
 from kit.processes import Daemon, eventually
-from kit.redis_server import free_port
 from kit.scrape import HTTP, pages_of
 from kit.web import Web, serving
 from warmshelf.errors import WarmshelfError
