@@ -115,6 +115,14 @@ class Claims:
             return await self._ask(lambda store: store.look(name))
         return await self._ask(lambda store: store.hold(name, mine, life_seconds))
 
+    async def standing(self, known: Registration) -> Claim | None:
+        """Return the claim of an artifact's source, if a load under way has one; raises as the store does."""
+        if not self.concern(known):
+            return None
+        name = name_of(known)
+        claim = await self._ask(lambda store: store.look(name))
+        return claim if claim is not None and claim.progress != DONE else None
+
     async def drop(self, name: str, mine: Claim) -> None:
         """Claim a load no longer."""
         with suppress(StoreAwayError, BadRecord):
