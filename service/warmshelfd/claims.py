@@ -24,7 +24,7 @@ from warmshelfd.metrics import Metrics
 from warmshelfd.pools import executor
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.claims import Claim, ClaimStore
-from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.fields import BadRecord
 from warmshelfd.registry.residents import StoreAwayError
 from warmshelfd.registry.shared import is_shared
 from warmshelfd.running import log_failure, run_to_the_end

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from warmshelf.types import Node
 from warmshelfd.claims import Claims
 from warmshelfd.records import to_registration
-from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.fields import BadRecord
 from warmshelfd.registry.residents import StoreAwayError
 from warmshelfd.residency_map import ResidencyMap
 from warmshelfd.shelf import Shelf

@@ -18,7 +18,7 @@ from warmshelf.types import Alias
 from warmshelfd.redis_wire import Command, RedisAwayError, RedisRefusedError, RedisWire, Reply
 from warmshelfd.registry.aliases import MARK
 from warmshelfd.registry.base import Registration
-from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.fields import BadRecord
 from warmshelfd.registry.redis_link import TAG, exchange
 from warmshelfd.registry.shared import (
     VALUE_BYTES_MAX,

@@ -34,6 +34,9 @@ HEARTBEAT_SECONDS = 3.0
 _WAIT_FIRST_SECONDS, _WAIT_MAX_SECONDS = 0.1, 3.0
 """Between two tries to connect; each is between half of that and one and a half, so that many nodes spread."""
 
+_TOLD_COUNT = 50
+"""What was found is told in parts of so many: about a millisecond for who hears of it."""
+
 _FAULTS = (RedisAwayError, RedisRefusedError, InvalidConfig, OSError)
 _log = logging.getLogger(__name__)
 
@@ -184,8 +187,8 @@ class RedisSync:
             for artifact_id in ids:
                 known.pop(artifact_id, None)
             removed += [shared for shared in found if shared.is_removed]
-            if found:
-                self._ears.found(found)
+            for start in range(0, len(found), _TOLD_COUNT):
+                self._ears.found(found[start : start + _TOLD_COUNT])
         if known:
             self._ears.missing(list(known))
         if self._said:
