@@ -248,6 +248,13 @@ def to_write(change: Change, current: Shared | None) -> Change:
     return dataclasses.replace(change, registration=pinned)
 
 
+def older_text(revision: int, current: Shared) -> str:
+    """Say why what a node knew under a higher number than the store has does not hold."""
+    return (
+        f"the registry went back in time and on from there: it has number {current.revision}, here {revision} was known"
+    )
+
+
 def conflict_text(change: Change, current: Shared) -> str:
     """Say why a change was refused."""
     mine, theirs = change.registration, current.registration
