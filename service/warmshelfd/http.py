@@ -24,7 +24,7 @@ from socketserver import ThreadingTCPServer
 from typing import Any, TypeAlias
 
 from warmshelf.errors import DaemonInUse, InvalidConfig
-from warmshelfd.holders import describe, port_holder
+from warmshelfd.holders import port_holder, put_up_signs
 from warmshelfd.options import Listen
 
 _log = logging.getLogger(__name__)
@@ -153,6 +153,7 @@ class HttpServer(ThreadingTCPServer):
         # Connections under way, oldest first, and since when. Guarded by the lock.
         self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
+        self._signs: list[socket.socket] = []  # set once, when the address is ours
         try:
             self.address_family, _, _, _, address = socket.getaddrinfo(
                 listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -160,10 +161,12 @@ class HttpServer(ThreadingTCPServer):
             super().__init__(address[:2], _Handler)  # type: ignore[arg-type]  # a host and a port
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                pid = port_holder(listen.port)
-                text = f"cannot serve HTTP on {listen}: {describe(pid)} listens there"
+                pid, words = port_holder(listen.port)
+                text = f"cannot serve HTTP on {listen}: {words} listens there"
                 raise DaemonInUse(text, address=str(listen), pid_number=pid) from error
             raise InvalidConfig(f"cannot serve HTTP on {listen}: {error.strerror}", option="http") from error
+
+        self._signs = put_up_signs(int(self.server_address[1]))
 
     @property
     def address(self) -> str:
@@ -179,6 +182,12 @@ class HttpServer(ThreadingTCPServer):
         """Stop answering, and free the address."""
         self.shutdown()
         self.server_close()
+
+    def server_close(self) -> None:
+        """Free the address."""
+        super().server_close()
+        for sign in self._signs:
+            sign.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin a connection; too many, and the oldest makes way."""

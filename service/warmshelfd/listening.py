@@ -23,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from warmshelf.errors import DaemonInUse, InvalidConfig
-from warmshelfd.holders import describe, lock_holder, port_holder
+from warmshelfd.holders import describe, lock_holder, port_holder, put_up_signs
 from warmshelfd.options import Listen
 
 _SERVICES = (
@@ -94,6 +94,7 @@ class Servers:
         self.addresses: list[str] = []
         self._servers: list[grpc.aio.Server] = []
         self._locks: list[_SocketLock] = []
+        self._signs: list[socket.socket] = []  # that the TCP ports are ours, as long as they are
         for is_unix in (True, False):
             mine = [listen for listen in listens if (listen.kind == "unix") is is_unix]
             if mine:
@@ -119,6 +120,8 @@ class Servers:
             raise _why_not(listen) from error
         finally:
             os.umask(old)
+        if listen.kind == "tcp":
+            self._signs += put_up_signs(port)
         self.addresses.append(f"unix://{listen.path}" if listen.kind == "unix" else f"{_bracket(listen.host)}:{port}")
 
     async def start(self) -> None:
@@ -139,12 +142,16 @@ class Servers:
             await server.stop(grace_seconds)
         for lock in self._locks:
             lock.release()
+        for sign in self._signs:
+            sign.close()
 
 
 def _limits(transport: Transport) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", transport.message_bytes_max),
         ("grpc.max_metadata_size", transport.call_metadata_bytes_max),
+        # Between the two gRPC refuses by chance: the more, the more often.
+        ("grpc.absolute_max_metadata_size", transport.call_metadata_bytes_max),
         ("grpc.max_concurrent_streams", transport.calls_per_connection_max),
     )
 
@@ -172,8 +179,8 @@ def _why_not(listen: Listen) -> DaemonInUse | InvalidConfig:
             probe.bind(address)
     except OSError as error:  # also what getaddrinfo raises
         if error.errno == errno.EADDRINUSE:
-            pid = port_holder(listen.port)
-            return DaemonInUse(f"{what}: {describe(pid)} does", address=str(listen), pid_number=pid)
+            pid, words = port_holder(listen.port)
+            return DaemonInUse(f"{what}: {words} does", address=str(listen), pid_number=pid)
         return InvalidConfig(f"{what}: {error.strerror}", option="listen", address=str(listen))
     return InvalidConfig(f"{what}: gRPC refuses it", option="listen", address=str(listen))
 

@@ -123,7 +123,7 @@ def test_a_full_arena_is_told_just_before_the_deadline_with_the_numbers(
     shelf: warmshelf.Shelf, tight: Daemon, five: dict[str, dict[str, bytes]]
 ) -> None:
     leases = [shelf.acquire(artifact_id, timeout=20) for artifact_id in ("m0", "m1", "m2")]
-    for timeout in (0.6, 1.5):
+    for timeout in (1.5, 2.5):
         start = time.monotonic()
         with pytest.raises(errors.ArenaFull) as caught:
             shelf.acquire("m3", timeout=timeout)

@@ -1,7 +1,7 @@
 """Histories of a real daemon through the client, mapped and streamed, with its registry in a real Redis.
 
 Both may be killed in the middle. A call that was under way then is an open one: the client asks again by
-itself, so what it was told may be the second answer.
+itself, so what it was told may be the second answer, and what it asked for may have been done twice.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import warmshelf
@@ -18,12 +19,15 @@ from histories.order import Done
 from histories.rules import ALIAS, Acquire, Answer, Call, Evict, Get, Kill, Move, Register, Remove
 from histories.scripts import NAMES, SOURCES, Script, last_looks
 from kit.fleet import Node
-from kit.processes import read_all
+from kit.processes import eventually, read_all
 from kit.redis_server import RedisServer, redis_server
 from kit.source_files import CONTENTS, SourceFiles
-from warmshelf.errors import ArtifactNotFound, WarmshelfError
+from warmshelf.errors import ArtifactNotFound, RegistryUnavailable, WarmshelfError
 
 CALL_SECONDS = 30.0
+
+AWAY = Answer("REGISTRY_UNAVAILABLE")
+"""Of a change that is compared, which only the shared registry can do."""
 
 
 class DaemonHistories:
@@ -78,12 +82,30 @@ class DaemonHistories:
             thread.join()
         if redis_is_away:
             self._server.resume()
+            eventually(self._has_registry, "the daemon has its registry again", CALL_SECONDS)
         with self._node.connect() as shelf:
             for call in last_looks():
                 self._do(shelf, call)
             for name in NAMES:
                 self._forget(shelf, name)
-        return [self._seen(done) for done in self._history] + self._deaths()
+        history = [unsure(done, self._step) for done in self._history] if redis_is_away else self._history
+        kill = self._kill
+        if kill is None:
+            return history
+        return [one for done in history for one in opened_by(kill, done)] + [Done(Kill(), *kill, Answer())]
+
+    def _has_registry(self) -> bool:
+        """Say whether the daemon can make a change that is compared, which needs the registry."""
+        probe, alias = self._named("probe"), self._named("probe-alias")
+        with self._node.connect() as shelf:
+            shelf.register(probe, self._files.path(next(iter(SOURCES))))
+            try:
+                shelf.set_alias(alias, probe)
+                shelf.remove_alias(alias)
+            except RegistryUnavailable:
+                return False
+            shelf.remove(probe)
+            return True
 
     def _kill_when(self, answer_count: int, threads: list[threading.Thread]) -> None:
         """Kill the daemon once so many answers were given, or all."""
@@ -115,15 +137,6 @@ class DaemonHistories:
         with self._lock:
             self._step += 1
             return self._step
-
-    def _seen(self, done: Done) -> Done:
-        """Open the calls that a kill met."""
-        if self._kill is not None and done.begun < self._kill[1] and self._kill[0] < done.ended:
-            return Done(done.call, done.begun, max(done.ended, self._kill[1] + 1), None)
-        return done
-
-    def _deaths(self) -> list[Done]:
-        return [Done(Kill(), *self._kill, Answer())] if self._kill is not None else []
 
     def _forget(self, shelf: warmshelf.Shelf, name: str) -> None:
         try:
@@ -160,3 +173,23 @@ class DaemonHistories:
 
 def _shown(artifact: warmshelf.Artifact) -> Answer:
     return Answer("", artifact.spec.source.uri.rpartition("/")[2], artifact.generation)
+
+
+def opened_by(kill: tuple[int, int], done: Done) -> list[Done]:
+    """Return what a call was that a kill may have met: open, and twice, since the client asks again by itself.
+
+    The first time was before the daemon was dead, and others may come between the two.
+    """
+    begun, ended = kill
+    if not (done.begun < ended and begun < done.ended):
+        return [done]
+    first = Done(done.call, done.begun, ended, None)
+    return [first, Done(done.call, done.begun, max(done.ended, ended + 1), None)]
+
+
+def unsure(done: Done, last: int) -> Done:
+    """Return what a call was that found the registry away: open, if that was its answer, up to the last step.
+
+    What was sent to a server that hangs it may still do when it goes on.
+    """
+    return replace(done, ended=last, answer=None) if done.answer == AWAY else done

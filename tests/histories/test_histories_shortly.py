@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from histories.of_daemon import DaemonHistories
+from histories.of_daemon import DaemonHistories, opened_by
 from histories.order import Done, order_of, render, unexcused
 from histories.playing import of_core
 from histories.rules import NOT_FOUND, Acquire, Answer, Get, Kill, Move, Register, Remove
@@ -41,7 +41,7 @@ def test_some_histories_of_a_real_daemon_are_linearizable(subject: DaemonHistori
         assert not unexcused(history)
 
 
-P, Q = Answer("", "p"), Answer("", "q")
+P, Q, R = Answer("", "p"), Answer("", "q"), Answer("", "r")
 WRONG = {
     "a registration that is lost": [
         Done(Register("a", "p"), 1, 2, P),
@@ -119,3 +119,20 @@ def test_a_cancelled_load_needs_somebody_who_can_have_cancelled_it() -> None:
     cancelled = Done(Acquire("a"), 3, 6, Answer("LOAD_CANCELLED"))
     assert unexcused([Done(Register("a", "p"), 1, 2, P), cancelled]) == [cancelled]
     assert not unexcused([cancelled, Done(Remove("a"), 4, 5, Answer())])
+
+
+def test_a_call_that_a_kill_met_may_have_been_carried_out_before_it_and_again_after_it() -> None:
+    replacing = [Done(Register("a", "q", replace=True), 5, 14, Q), Done(Register("a", "r", replace=True), 6, 13, R)]
+    history = [Done(Register("a", "p"), 1, 2, P), Done(Acquire("a"), 3, 4, Answer("", "p", 1))]
+    after = [Done(Kill(), 10, 12, Answer()), Done(Get("a"), 15, 16, Answer("", "q", 4))]
+    once = [replace(one, answer=None) for one in replacing]
+    assert order_of([*history, *once, *after]) is None
+    twice = [each for one in replacing for each in opened_by((10, 12), one)]
+    assert order_of([*history, *twice, *after]) is not None
+    five = [*after[:1], replace(after[1], answer=Answer("", "q", 6))]
+    assert order_of([*history, *twice, *five]) is None
+
+
+def test_a_call_that_no_kill_met_is_as_it_was_answered() -> None:
+    for done in (Done(Get("a"), 1, 9, P), Done(Get("a"), 13, 14, P)):
+        assert opened_by((10, 12), done) == [done]

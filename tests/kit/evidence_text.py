@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -117,7 +118,10 @@ def _kills_result(run: Mapping[str, Any]) -> str:
 
 
 def _zoo_result(run: Mapping[str, Any]) -> str:
-    return f"{run['seen']} of {run['planted']} defects seen"
+    before = Counter(row.get("commit", run["commit"]) for row in run["defects"])
+    del before[run["commit"]]
+    told = "".join(f"; {count} of them in `{commit}`" for commit, count in before.items())
+    return f"{run['seen']} of {run['planted']} defects seen{told}"
 
 
 _RESULTS = {

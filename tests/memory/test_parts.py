@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from warmshelf.errors import SourceUnavailable
 from warmshelf.segment import BLOCK_BYTES, Section, block_count, block_range
 from warmshelfd.domain.extents import Extent
-from warmshelfd.memory.parts import blocks_in, extents_in, gathered, ranges, take_in_turn
+from warmshelfd.memory.parts import ALONE_BYTES, blocks_in, extents_in, file_pieces, gathered, ranges, take_in_turn
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 20))
@@ -90,3 +90,37 @@ def test_a_thread_is_told_that_another_has_failed() -> None:
     with pytest.raises(SourceUnavailable):
         take_in_turn([0, 1], work, 2)
     assert told == [True]
+
+
+def test_two_long_extents_are_read_alone_and_a_short_one_with_its_neighbour() -> None:
+    long, short = ALONE_BYTES, 4096
+    sizes, extents, at = [long, long, short, long, short, short], [], 0
+    for size in sizes:
+        extents.append(Extent(0, at, at, size))
+        at += size + 8
+    assert [[extent.size for extent in group] for group in gathered(extents, 64)] == [
+        [long],
+        [long, short],
+        [long, short, short],
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 30)), max_size=8),
+    st.integers(1, 16),
+    st.integers(0, 9),
+)
+def test_what_is_cut_by_stretches_of_files_is_whole_and_reads_no_two_of_them(
+    places: list[tuple[int, int, int]], step: int, tail: int
+) -> None:
+    extents, at = [], 3
+    for file, offset, size in places:
+        extents.append(Extent(file, offset, at, size))
+        at += size + 2
+    cut = list(file_pieces(extents, at + tail, step))
+    assert [i for a, b in cut for i in range(a, b)] == list(range(at + tail))
+    for a, b in cut:
+        stretches = {
+            (e.file_index, (e.file_offset + i) // step) for e in extents_in(extents, a, b) for i in range(e.size)
+        }
+        assert len(stretches) <= 1

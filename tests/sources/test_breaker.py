@@ -124,7 +124,7 @@ def test_a_server_that_fails_is_spared_by_a_daemon_and_used_again_when_it_answer
         web.files[f"/{name}/model.safetensors"] = safetensors_bytes(filled(1))
     config = daemon.root / "daemon.toml"
     config.write_text(
-        "source_attempts_max = 1\nsource_failures_max = 2\nsource_pause_seconds = 0.5\n"
+        "source_attempts_max = 1\nsource_failures_max = 2\nsource_pause_seconds = 2\n"
         f'[[source]]\nprefix = "{web.url}"\nallow_private = true\n'
     )
     daemon.start("--budget", "64MiB", "--config", str(config), "--allow-source", web.url)
@@ -138,8 +138,8 @@ def test_a_server_that_fails_is_spared_by_a_daemon_and_used_again_when_it_answer
         began = time.monotonic()
         with pytest.raises(errors.SourceUnavailable, match="2 times in a row") as caught:
             shelf.register("a", uri)
-        assert caught.value.details["retry_after_seconds"] <= 0.5
-        assert time.monotonic() - began < 0.4
+        assert caught.value.details["retry_after_seconds"] <= 2
+        assert time.monotonic() - began < 1.5
         assert len(web.asked) == asked
         web.faults.clear()
         eventually(lambda: registers(shelf, uri), "it is asked again")

@@ -1,6 +1,6 @@
 """Every limit: what just reaches it is served, one more is refused by a typed error, and so is ten times as much.
 
-docs/threats.md has the table; here each row is tried that a caller or a file can reach.
+docs/threats.md has the table. What pushes may take, and what is a matter of time, is tried in files of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kit.fault_rows import is_nightly
 from kit.models import write_model
 from kit.plain import Plain
 from kit.processes import Daemon, eventually
 from kit.scrape import HTTP, pages_of
+from threats.test_limits_of_pushes import LIMITS as PUSH_LIMITS
+from threats.test_limits_of_time import SLOW
 from warmshelf.errors import MalformedArtifact, WarmshelfError
 from warmshelf.v1 import catalog_pb2
 from warmshelfd.formats.base import FormatLimits
@@ -122,6 +126,7 @@ LIMITS = {
     "streams_per_session_max": 5,
     "calls_per_connection_max": 16,
     "message_bytes_max": 64 << 10,
+    "call_metadata_bytes_max": 4 << 10,
     "push_chunk_bytes": 32 << 10,
 }
 
@@ -255,6 +260,26 @@ def test_a_request_is_taken_up_to_the_limit(daemon: Daemon) -> None:
 
 
 @pytest.mark.e2e
+def test_a_calls_metadata_is_taken_up_to_the_limit_and_never_beyond(daemon: Daemon) -> None:
+    """gRPC adds some of its own, whose size it tells; how long a deadline is written differs by a few bytes."""
+    limit, digits, often = LIMITS["call_metadata_bytes_max"], 8, 5
+    with _alone(daemon) as health:
+
+        def ask(size: int) -> str:
+            call = health.Check.future(health_pb2.HealthCheckRequest(), timeout=20, metadata=[("x", "y" * size)])
+            assert call.code() in {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+            return str(call.details())
+
+        refused = re.search(rf"\((\d+) vs\. {limit}\)", ask(limit))
+        assert refused is not None
+        added = int(refused[1]) - limit
+        assert added < limit // 2
+        assert not any(ask(limit - added - digits) for _ in range(often))
+        for size in (limit - added + digits, limit + 1, TIMES * limit):
+            assert all(ask(size) for _ in range(often))
+
+
+@pytest.mark.e2e
 def test_calls_beyond_the_limit_of_a_connection_wait_in_the_client(daemon: Daemon) -> None:
     limit = LIMITS["calls_per_connection_max"]
     eventually(lambda: _is_quiet(daemon), "nobody holds anything")
@@ -281,18 +306,51 @@ def _alone(daemon: Daemon) -> Iterator[health_pb2_grpc.HealthStub]:
 
 # --- the table ------------------------------------------------------------------------
 
+_SAFETENSORS = "tests/formats/test_safetensors_format.py"
+_INSPECTIONS = "tests/shelf/test_inspections_stop.py"
+_STALLED = "tests/threats/test_stalled.py"
+_OF_TIME = "tests/threats/test_limits_of_time.py"
+ELSEWHERE = {
+    "AdapterLimits.*": "tests/formats/test_peft_limits.py::test_a_limit_is_reached_and_not_passed",
+    "budget": "tests/e2e/test_cases_room.py::test_what_fits_exactly_fits_and_one_page_more_is_too_large",
+    "format_small_file_bytes_max": f"{_SAFETENSORS}::test_a_long_file_is_not_a_small_one",
+    "format_small_files_bytes_max": f"{_SAFETENSORS}::test_too_many_bytes_of_small_files_are_refused",
+    "format_index_bytes_max": f"{_SAFETENSORS}::test_a_broken_index_is_refused",
+    "inspection_bytes_max": f"{_INSPECTIONS}::test_inspections_wait_for_room_and_the_oldest_never_does",
+    "*chunk_bytes": "tests/e2e/test_cases_chunks.py::test_tensors_arrive_exactly_whatever_the_size_of_a_chunk",
+    "flight_bytes_max": f"{_STALLED}::test_stalled_readers_cost_a_bounded_memory_and_nobody_waits_for_them",
+    "source_retry_seconds": "tests/sources/test_retrying.py::test_no_try_begins_after_the_time_is_up",
+    "stall_seconds": f"{_OF_TIME}::test_who_takes_something_in_time_is_served_and_who_does_not_is_ended",
+    "keepalive*": f"{_OF_TIME}::test_a_tcp_peer_may_be_silent_up_to_the_limit_and_one_at_the_socket_for_ever",
+    "source_connect_seconds": f"{_OF_TIME}::test_a_server_may_take_its_time_to_accept_up_to_the_limit",
+}
+"""Limits that other files try: patterns of their names, and the test."""
+
+
+def _rows() -> list[tuple[str, str]]:
+    """Return what is limited, and by what."""
+    text = DOCUMENT.read_text().partition("## Limits")[2].partition("\n## ")[0]
+    return re.findall(r"^\| ([^|]+) \| (.+?) \| .+ \|$", text, re.MULTILINE)[1:]
+
 
 def test_every_limit_of_the_table_exists() -> None:
-    text = DOCUMENT.read_text().partition("## Limits")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| ([^|]+) \| (.+?) \| .+ \|$", text, re.MULTILINE)
+    rows = _rows()
     assert len(rows) >= 16
     known = {*Settings.model_fields, *(f"AdapterLimits.{one.name}" for one in dataclasses.fields(AdapterLimits))}
-    for row, names in rows[2:]:
+    for row, names in rows:
         found = re.findall(r"`([\w.]+)`", names)
         assert found, row
         assert set(found) <= known, row
-    tried = set(LIMITS) | {f"format_{name}" for name in FORMATS}
-    assert tried <= {name for _, names in rows for name in re.findall(r"`([\w.]+)`", names)}
+
+
+def test_every_limit_of_the_table_is_tried() -> None:
+    rows = _rows()
+    named = {name for _, names in rows for name in re.findall(r"`([\w.]+)`", names)}
+    here = {*LIMITS, *(f"format_{name}" for name in FORMATS)}
+    tried = here | set(PUSH_LIMITS) | {"push_idle_seconds"} | set(SLOW) | {"source_attempts_max", "source_failures_max"}
+    assert here <= named
+    assert not [name for name in named - tried if not any(fnmatch(name, pattern) for pattern in ELSEWHERE)]
+    assert not [test for test in ELSEWHERE.values() if is_nightly(test) is None]
 
 
 def test_errors_that_name_a_limit_are_typed() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import crc32c
@@ -23,7 +23,7 @@ from warmshelf.layout import round_up
 from warmshelf.segment import BLOCK_BYTES, Section, block_count
 from warmshelfd import failpoints
 from warmshelfd.domain.extents import Extent, SegmentPlan
-from warmshelfd.memory.parts import PART_BYTES, blocks_in, extents_in, gathered, pieces, take_in_turn
+from warmshelfd.memory.parts import PART_BYTES, blocks_in, extents_in, file_pieces, gathered, pieces, take_in_turn
 
 READ_BYTES = 4 * BLOCK_BYTES
 """What is asked of a source at once: little enough that the CRC still finds it in the processor's cache."""
@@ -66,6 +66,7 @@ class Filling:
     gap_bytes: int = 0
     hot: Hot | None = None
     crcs: array[int] = field(init=False)
+    _spans: threading.local = field(default_factory=threading.local)  # ``bytes``: see _span_of
     _read_bytes: int = READ_BYTES  # set before the threads begin
     _done_bytes: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock)  # guards _done_bytes and the order of progress
@@ -77,14 +78,23 @@ class Filling:
         """Fill the segment; the first error of any thread is raised when all have stopped."""
         share_bytes = round_up(-(-len(self.view) // threads), BLOCK_BYTES)
         part_bytes = min(PART_BYTES, max(share_bytes, READ_BYTES))  # what is small is shared out too
-        if self.gap_bytes:  # then a part is one read
-            is_small = len(self.view) < 2 * threads * REMOTE_READ_BYTES
-            part_bytes = self._read_bytes = READ_BYTES if is_small else REMOTE_READ_BYTES
-        parts = list(pieces(self.plan, 0, len(self.view), part_bytes))
+        parts = list(self._remote_parts(threads) or pieces(self.plan, 0, len(self.view), part_bytes))
         take_in_turn(parts, self.fill_part, threads)
         for start, _ in parts:
             if start % BLOCK_BYTES:
                 self._note_crcs(start - start % BLOCK_BYTES, round_up(start, BLOCK_BYTES))
+
+    def _remote_parts(self, threads: int) -> Iterable[tuple[int, int]]:
+        """Return parts that are one read each, where reads cost round trips."""
+        if not self.gap_bytes:
+            return ()
+        is_small = len(self.view) < 2 * threads * REMOTE_READ_BYTES
+        step = READ_BYTES if is_small else REMOTE_READ_BYTES
+        if self.plan.step_bytes:
+            self._read_bytes = step
+            return pieces(self.plan, 0, len(self.view), step)
+        self._read_bytes = len(self.view)
+        return file_pieces(self.plan.extents, len(self.view), step)
 
     def fill_part(self, part: tuple[int, int], failed: Callable[[], bool]) -> None:
         """Fill one range of the segment, unless another thread has failed."""
@@ -124,11 +134,19 @@ class Filling:
     def _read_group(self, group: Sequence[Extent]) -> None:
         """Read what spans the extents, and copy each to its place."""
         first, last = group[0], group[-1]
-        span = memoryview(bytearray(last.file_offset + last.size - first.file_offset))
-        self.read(first.file_index, first.file_offset, span)
-        for extent in group:
-            start = extent.file_offset - first.file_offset
-            self.view[extent.segment_offset : extent.segment_offset + extent.size] = span[start : start + extent.size]
+        with self._span_of(last.file_offset + last.size - first.file_offset) as span:
+            self.read(first.file_index, first.file_offset, span)
+            for extent in group:
+                start = extent.file_offset - first.file_offset
+                end = extent.segment_offset + extent.size
+                self.view[extent.segment_offset : end] = span[start : start + extent.size]
+
+    def _span_of(self, size: int) -> memoryview:
+        """Return this thread's memory for what is read together: new memory for each read costs its pages anew."""
+        spans: bytearray = getattr(self._spans, "bytes", bytearray())
+        if len(spans) < size:
+            self._spans.bytes = spans = bytearray(size)
+        return memoryview(spans)[:size]
 
     def _note_crcs(self, start: int, end: int) -> int:
         """Compute the CRCs of the blocks from ``start`` on that end by ``end``; return where the next block begins."""

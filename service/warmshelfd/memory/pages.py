@@ -57,10 +57,11 @@ def address_of(buffer: mmap.mmap) -> Iterator[tuple[int, int]]:
 def populate(buffer: mmap.mmap, start: int, size: int) -> None:
     """Map the pages of a range for writing, all at once: a fault for each costs more than what is copied into it.
 
-    The range begins at a page. Where the kernel cannot, pages come one by one as before.
+    Where the kernel cannot, pages come one by one as before.
     """
+    lead = start % mmap.PAGESIZE
     with address_of(buffer) as (address, _):
-        LIBC.madvise(address + start, size, _MADV_POPULATE_WRITE)
+        LIBC.madvise(address + start - lead, lead + size, _MADV_POPULATE_WRITE)
 
 
 def forbid_writing(buffer: mmap.mmap) -> None:

@@ -35,6 +35,25 @@ def pieces(plan: SegmentPlan, start: int, end: int, step: int) -> Iterator[tuple
         start = stop
 
 
+def file_pieces(extents: Iterable[Extent], end: int, step: int) -> Iterator[tuple[int, int]]:
+    """Cut a segment from 0 to its end where its bytes come from another stretch of ``step`` bytes of a file.
+
+    Object stores keep what was uploaded in parts whose lengths are powers of two: a read that ends where they do
+    touches no part twice.
+    """
+    start, before = 0, None
+    for extent in extents:
+        for first, _ in ranges(extent.file_offset, extent.file_offset + extent.size, step):
+            stretch = extent.file_index, first // step
+            at = extent.segment_offset + first - extent.file_offset
+            if before not in (None, stretch):
+                yield start, at
+                start = at
+            before = stretch
+    if start < end:
+        yield start, end
+
+
 def extents_in(extents: Sequence[Extent], start: int, end: int) -> Iterator[Extent]:
     """Return what of the extents lies in a range of the segment, each cut to it."""
     at = max(bisect_right(extents, start, key=lambda e: e.segment_offset) - 1, 0)
@@ -47,14 +66,24 @@ def extents_in(extents: Sequence[Extent], start: int, end: int) -> Iterator[Exte
         at += 1
 
 
+ALONE_BYTES = BLOCK_BYTES
+"""So much is worth a read of its own: it goes straight to its place, and what is read together is copied there."""
+
+
 def gathered(extents: Iterable[Extent], gap_bytes: int) -> Iterator[list[Extent]]:
-    """Group extents that one read of a file brings in, with less than so much between them; 0 joins none."""
+    """Group extents that one read of a file brings in, with less than so much between them; 0 joins none.
+
+    Two that are long are not joined.
+    """
     group: list[Extent] = []
+    size = 0
     for extent in extents:
-        if group and not 0 <= _gap(group[-1], extent) < gap_bytes:
+        is_near = group and 0 <= _gap(group[-1], extent) < gap_bytes
+        if group and not (is_near and min(size, extent.size) < ALONE_BYTES):
             yield group
-            group = []
+            group, size = [], 0
         group.append(extent)
+        size += extent.size
     if group:
         yield group
 

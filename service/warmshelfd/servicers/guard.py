@@ -15,7 +15,7 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -260,6 +260,10 @@ async def _abort(context: _Context, error: Exception) -> NoReturn:
     abort = context.abort(
         grpc.StatusCode[error.code.name], status.message, ((STATUS_METADATA_KEY, status.SerializeToString()),)
     )
-    # Behind a chunk that is stuck the status may never get out; then the call just ends.
-    await (asyncio.wait_for(abort, _STALLED_ABORT_SECONDS) if isinstance(error, StreamStalled) else abort)
-    raise asyncio.CancelledError  # abort has raised
+    if isinstance(error, StreamStalled):
+        # Behind a chunk that is stuck the status may never get out; then the call just ends.
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(abort, _STALLED_ABORT_SECONDS)
+    else:
+        await abort
+    raise asyncio.CancelledError  # abort has raised, or was not waited for any longer
