@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from kit.fleet import Fleet, Node
+from kit.fleet import Fleet, LightNode, Node
 from kit.models import write_model
 from kit.processes import eventually
 from kit.scrape import HTTP, pages_of
@@ -17,7 +17,7 @@ COUNTED = 'warmshelf_fleet_failures_total{reason="went_back"}'
 
 
 def node_of(fleet: Fleet) -> Node:
-    node = fleet.node(begin=False)
+    node = fleet.node(begin=False, kind=LightNode)
     node.options += HTTP
     return node.begin()
 
