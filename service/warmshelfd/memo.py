@@ -31,6 +31,13 @@ _HASH_SLACK_BYTES = 32
 _SEEN_MAX = 16384
 """Sources whose looks are remembered; each takes some 300 bytes."""
 
+_RECORD_BYTES, _TENSOR_BYTES = 2 << 10, 480
+"""What the objects of a record take, and of each of its tensors, beside the bytes read and the encoded layout: a little
+more than was measured."""
+
+_SHARE_MAX = 2
+"""The largest record that is remembered takes one part of so many: one large model must not push out all adapters."""
+
 _TABLE_STEP_COUNT = 4096
 """Tensors whose layout is encoded between two looks at whether anybody still wants it; some 20 ms."""
 
@@ -73,7 +80,7 @@ class InspectionMemo:
     """The latest inspections, by the listing of their files. May be used by several threads."""
 
     def __init__(self, inspect: Callable[[Files, FormatLimits], Inspected], *, bytes_max: int) -> None:
-        """``bytes_max`` bounds what is remembered: the bytes read, and about as much again for what they meant."""
+        """``bytes_max`` bounds the memory of what is remembered: the bytes read, and what they meant."""
         self._inspect = inspect
         self._bytes_max = bytes_max
         self._lock = threading.Lock()  # guards all below; the last used come last
@@ -95,7 +102,7 @@ class InspectionMemo:
             return known.prepared
         recorder = _Recorder(files)
         prepared = prepare(self._inspect(recorder, limits))
-        size_bytes = recorder.size_bytes + len(prepared.tensor_table)
+        size_bytes = recorder.size_bytes + _size_bytes(prepared)
         self._keep(listing, _Record(next(self._numbers), tuple(recorder.reads), prepared, size_bytes))
         return prepared
 
@@ -128,7 +135,7 @@ class InspectionMemo:
     def _keep(self, listing: _Listing, record: _Record) -> None:
         with self._lock:
             self._forget(listing)
-            if record.size_bytes > self._bytes_max // 4:  # one large model must not push out a thousand adapters
+            if record.size_bytes > self._bytes_max // _SHARE_MAX:
                 return
             self._records[listing] = record
             self._size_bytes += record.size_bytes
@@ -181,6 +188,11 @@ def prepare(inspected: Inspected) -> Prepared:
     stopping.check()
     plan = plan_segment(entries, packed=inspected.kind is ArtifactKind.ADAPTER, step_bytes=step_bytes)
     return Prepared(inspected, inspection, plan, b"".join(_table(plan.tensors)), _hashes_bytes(inspected))
+
+
+def _size_bytes(prepared: Prepared) -> int:
+    """Return about what an inspection takes in memory."""
+    return len(prepared.tensor_table) + _RECORD_BYTES + _TENSOR_BYTES * len(prepared.plan.tensors)
 
 
 def _table(tensors: tuple[TensorSpec, ...]) -> Iterator[bytes]:

@@ -207,6 +207,7 @@ class Registering:
             if self._is_known(entry):
                 self._abandon(artifact_id)
                 self._catalog.apply(artifact_id, Event.REMOVED)
+                self.forget(artifact_id)
             raise
         failpoints.hit("register.recorded")
         self._base_came(entry)

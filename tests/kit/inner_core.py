@@ -38,13 +38,13 @@ class SlowToAnswer(SqliteRegistry):
 
 
 class InnerCore:
-    """A daemon without its servers. Its sources are ``a``, which is slow, and ``b``."""
+    """A daemon without its servers. Its sources are ``a``, which is slow, and ``b``; ``limits`` are other settings."""
 
-    def __init__(self, root: Path, arena: str) -> None:
+    def __init__(self, root: Path, arena: str, **limits: int) -> None:
         self.root = root
         argv = ["--listen", "unix:///nowhere/api.sock", "--arena", arena, "--budget", "128MiB", "--pin", "off"]
         argv += ["--registry", f"sqlite://{root}/registry.sqlite", "--allow-source", f"file://{root}"]
-        settings, _ = parse(argv, {})
+        settings, _ = parse(argv, {f"WARMSHELF_{name.upper()}": str(limit) for name, limit in limits.items()})
         self.arena = Arena.open(settings.arena, settings.budget, settings.pin)
         self.daemon = Daemon(settings, self.arena).tenancies.own
         self.shelf: Shelf = self.daemon.shelf

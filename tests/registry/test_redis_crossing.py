@@ -78,6 +78,14 @@ class Other:
         (decision,) = self._store.write(self._wire, [change])
         assert decision.verdict is Verdict.WRITE
 
+    def removes_alias(self, alias: Alias) -> None:
+        """Remove an alias once the store has it so; returns when everybody has been told, or could have been."""
+        end = time.monotonic() + 10
+        self._wire.allow(10.0)
+        while not self._store.swap_alias(self._wire, alias.name, alias, None):
+            assert time.monotonic() < end
+        time.sleep(0.3)
+
 
 @pytest.fixture
 def server(shared_redis: RedisServer) -> RedisServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from kit.redis_server import RedisServer
 from registry.test_redis_crossing import Hears, Other, opened, until
-from warmshelf.types import ArtifactSpec, Source
+from warmshelf.types import Alias, AliasMove, ArtifactSpec, Source
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.redis import RedisRegistry
 from warmshelfd.registry.redis_store import REGISTRATIONS, REMOVED_KEPT_SECONDS
@@ -88,3 +89,42 @@ async def test_what_was_removed_for_long_enough_is_dropped_from_the_store(
         client.hset(REGISTRATIONS, mapping={"gone": f"{number} removed {long_ago}", "#head": str(number)})
         async with opened(server, tmp_path / "one", Hears()):
             await until(lambda: not client.hexists(REGISTRATIONS, "gone"))
+
+
+async def test_removed_aliases_are_forgotten_by_who_removed_them_and_by_who_heard_of_it(
+    server: RedisServer, tmp_path: Path, some: list[Registration]
+) -> None:
+    aliases = [Alias(f"prod/{number}", (AliasMove("x", some[0].register_time),)) for number in range(20)]
+    async with opened(server, tmp_path / "one", Hears()) as one, opened(server, tmp_path / "two", Hears()) as two:
+        assert isinstance(one, RedisRegistry)
+        assert isinstance(two, RedisRegistry)
+        for alias in aliases:
+            await one.swap_alias(None, alias)
+        await until(lambda: len(two._revisions.all()) == len(aliases))
+        for alias in aliases:
+            await one.remove_alias(alias)
+        await until(lambda: not one._revisions.all())
+        await until(lambda: not two._revisions.all())
+        assert one._revisions.newest() == two._revisions.newest() > 0
+        assert not one._aliases._moving
+    async with opened(server, tmp_path / "three", Hears()) as three:  # it reads that they were removed
+        assert isinstance(three, RedisRegistry)
+        assert not three._revisions.all()
+        assert await three.load_aliases() == []
+
+
+async def test_an_alias_that_another_removes_before_its_move_is_answered_stays_removed(
+    server: RedisServer, tmp_path: Path, some: list[Registration]
+) -> None:
+    """The loop stands still from the move to the removal: that is heard before the answer to the move."""
+    alias = Alias("prod/support", (AliasMove("x", some[0].register_time),))
+    async with opened(server, tmp_path / "one", Hears()) as one, opened(server, tmp_path / "two", Hears()) as two:
+        await one.swap_alias(None, alias)
+        newer = replace(alias, history=(*alias.history, AliasMove("y", some[0].register_time)))
+        moving = asyncio.ensure_future(one.swap_alias(alias, newer))
+        await asyncio.sleep(0)  # it is on its way
+        with closing(Other(server)) as other:
+            other.removes_alias(newer)
+        await moving
+        await until(lambda: not one._revisions.all())
+        assert await one.load_aliases() == await two.load_aliases() == []

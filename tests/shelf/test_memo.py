@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pytest
@@ -120,7 +122,7 @@ def test_what_is_refused_is_refused_again() -> None:
 
 def test_what_is_remembered_is_bounded_and_the_last_used_stay() -> None:
     counted = Counted()
-    memo = InspectionMemo(counted, bytes_max=4000)
+    memo = InspectionMemo(counted, bytes_max=24_000)
     directories = [Directory(adapter(f"layers.{i}.q_proj" + "x" * i)) for i in range(8)]
     for directory in directories:
         memo.inspect(directory, LIMITS)
@@ -134,6 +136,27 @@ def test_what_is_remembered_is_bounded_and_the_last_used_stay() -> None:
     for _ in range(2):
         memo.inspect(huge, LIMITS)  # too large to be remembered beside others
     assert counted.calls == calls + 3
+
+
+@pytest.mark.parametrize(("pairs", "count"), [(1, 200), (32, 20), (210, 4)])
+def test_what_is_remembered_takes_no_more_memory_than_is_counted(pairs: int, count: int) -> None:
+    shapes = {name: shape for number in range(pairs) for name, shape in pair(f"layers.{number}.q_proj").items()}
+    directories = [Directory(adapter_files(shapes, note="n" * number)) for number in range(2 * count)]
+    memo = InspectionMemo(detect, bytes_max=1 << 30)
+    for directory in directories[:count]:
+        memo.inspect(directory, LIMITS)
+    counted = memo._size_bytes
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for directory in directories[count:]:
+            memo.inspect(directory, LIMITS)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    counted = memo._size_bytes - counted
+    assert 0.4 * counted < taken <= counted
 
 
 def test_the_tensor_table_completed_by_a_segment_is_the_layout() -> None:

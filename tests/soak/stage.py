@@ -21,7 +21,8 @@ from kit.fleet import Fleet, Node, fleet_on
 from kit.processes import Worker, eventually
 from kit.redis_server import RedisServer, redis_server
 from kit.scrape import HTTP
-from soak.plan import Plan
+from soak.crowd import crowd
+from soak.plan import WARM_UP, Plan
 from soak.truth import BUDGET, COLD, EVERY, HOT, source_of
 
 NAMES = ("steady", "mortal")
@@ -61,7 +62,7 @@ class Stage:
     # --- opening ---
 
     def open(self) -> None:
-        """Start everything, and make resident what fits; the load holds still."""
+        """Start everything, and make resident what fits, and a crowd of it; the load holds still."""
         for content in EVERY:
             content.write(source_of(self.fleet.models, content))
         (self.root / "ca.pem").write_bytes(self.authority.cert)
@@ -73,6 +74,7 @@ class Stage:
             for artifact_id, content in {**HOT, **COLD}.items():
                 shelf.register(artifact_id, f"file://{source_of(self.fleet.models, content)}")
         self.fleet.agree(*HOT, *COLD)
+        crowd(self.nodes["steady"], [*HOT, *COLD], self.plan.seconds * WARM_UP, self.chance)
         for name in NAMES:
             self._open_parts(name)
 

@@ -6,7 +6,9 @@ For the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from warmshelf.errors import AliasMoved, RegistryUnavailable
@@ -33,6 +35,7 @@ class SharedAliases:
         self._revisions = revisions
         self._aliases: dict[str, Alias] = {}  # as the copy has them
         self._keeping: set[asyncio.Future[object]] = set()  # on their way to the copy
+        self._moving: Counter[str] = Counter()  # how many moves of an alias are under way here; no key has 0
 
     async def load(self) -> list[Alias]:
         """Return what the copy has. The store has to tell each once more."""
@@ -43,18 +46,32 @@ class SharedAliases:
 
     async def swap(self, before: Alias | None, after: Alias) -> Alias:
         """Move an alias if the store has it as it was before; errors as ``Registry.swap_alias``."""
-        revision = await self._written(after.name, before, after)
-        if self._is_newer(after.name, revision):
-            self._aliases[after.name] = after
-            await self._copy.swap_alias(None, after)
+        with self._move(after.name):
+            revision = await self._written(after.name, before, after)
+            if self._is_newer(after.name, revision):
+                self._aliases[after.name] = after
+                await self._copy.swap_alias(None, after)
         return self._aliases.get(after.name, after)
 
     async def remove(self, before: Alias) -> None:
         """Remove an alias if the store has it as it was before; errors as ``Registry.remove_alias``."""
-        revision = await self._written(before.name, before, None)
-        if self._is_newer(before.name, revision):
-            self._aliases.pop(before.name, None)
-            await self._copy.remove_alias(before)
+        with self._move(before.name):
+            revision = await self._written(before.name, before, None)
+            if self._is_newer(before.name, revision):
+                self._aliases.pop(before.name, None)
+                await self._copy.remove_alias(before)
+
+    @contextmanager
+    def _move(self, name: str) -> Iterator[None]:
+        """Keep an alias's number meanwhile: what others did since may be heard before the store's answer is."""
+        self._moving[name] += 1
+        try:
+            yield
+        finally:
+            self._moving[name] -= 1
+            if not self._moving[name]:
+                del self._moving[name]
+            self._forget_removed(name)
 
     async def _written(self, name: str, before: Alias | None, after: Alias | None) -> int:
         try:
@@ -75,6 +92,7 @@ class SharedAliases:
                 self._sync.swap_alias(name, theirs, mine)
         elif mine != theirs:
             self._take(name, mine, theirs, listener)
+        self._forget_removed(name)
 
     def _take(self, name: str, mine: Alias | None, theirs: Alias | None, listener: Listener | None) -> None:
         if theirs is not None:
@@ -98,6 +116,11 @@ class SharedAliases:
         """Write again what the store has lost; should others be first, theirs is found."""
         if (alias := self._aliases.get(name)) is not None:
             self._sync.swap_alias(name, None, alias)
+
+    def _forget_removed(self, name: str) -> None:
+        """Forget the number of a removal that is done with, or a node would remember every alias there ever was."""
+        if name not in self._aliases and name not in self._moving:
+            self._revisions.drop(MARK + name)
 
     def _is_newer(self, name: str, revision: int) -> bool:
         """Say whether what the store has is newer than all that was taken; it is taken then."""
