@@ -1,4 +1,4 @@
-"""A router for many nodes: each request goes where its adapter is warm.
+"""A router for many nodes: each request goes where its adapter is warm, or soon will be.
 
     python -m examples.lora_router --address ADDRESS [--port PORT] [--engine 'http://{ip}:8000']
 
@@ -6,8 +6,9 @@
 
 One daemon of the fleet is asked what is resident where; `--engine` says how the URL of a node's inference engine is
 made from the node's address. The answer is a redirect (307), which clients follow with the same request. Where an
-adapter is warm nowhere, or nobody answers, rendezvous hashing picks the node: always the same one for an adapter, so
-that it becomes warm there, and of those of a node that leaves, only its own move.
+adapter is warm nowhere, a node that is loading it is next. Where there is none, or nobody answers, rendezvous hashing
+picks the node: always the same one for an adapter, so that it becomes warm there, and of those of a node that leaves,
+only its own move.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,17 +39,19 @@ ADAPTERS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where a request goes, and whether its adapter was said to be warm there."""
+    """Where a request goes, and whether its adapter was said to be warm there, or to be loaded now."""
 
     node: Node
-    is_warm: bool
+    is_warm: bool = False
+    is_loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
     time: float
     nodes: tuple[Node, ...]
-    warm: tuple[Node, ...]
+    warm: tuple[Node, ...] = ()
+    loading: tuple[Node, ...] = ()
 
 
 class Router:
@@ -65,9 +68,9 @@ class Router:
         known = self._look(check_id(artifact_id))
         if known.warm:
             return Choice(random.choice(known.warm), is_warm=True)  # spreads load
-        if not known.nodes:
-            return None
-        return Choice(rendezvous(artifact_id, known.nodes), is_warm=False)
+        if known.loading:  # it has the adapter sooner than a node that has yet to begin
+            return Choice(rendezvous(artifact_id, known.loading), is_loading=True)
+        return Choice(rendezvous(artifact_id, known.nodes)) if known.nodes else None
 
     def _look(self, artifact_id: str) -> _Known:
         now = time.monotonic()
@@ -78,10 +81,10 @@ class Router:
         try:
             told = self._shelf.list_residency(artifact_id)
         except WarmshelfError:  # whatever it is: a request must go somewhere
-            known = _Known(now, self._nodes, ())
+            known = _Known(now, self._nodes)
         else:
-            warm = tuple(one.node for one in told.residents if one.node.address)
-            known = _Known(now, tuple(node for node in told.nodes if node.address), warm)
+            warm = reachable(one.node for one in told.residents)
+            known = _Known(now, reachable(told.nodes), warm, reachable(told.loading))
         self._keep(artifact_id, known)
         return known
 
@@ -92,6 +95,11 @@ class Router:
             self._known[artifact_id] = known
             if len(self._known) > ADAPTERS_MAX:
                 del self._known[next(iter(self._known))]
+
+
+def reachable(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Return those that say where they can be reached."""
+    return tuple(node for node in nodes if node.address)
 
 
 def rendezvous(artifact_id: str, nodes: Sequence[Node]) -> Node:
@@ -130,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         if choice is None:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "no node says where it can be reached"})
             return
-        told = {"node": choice.node.name, "warm": choice.is_warm}
+        told = {"node": choice.node.name, "warm": choice.is_warm, "loading": choice.is_loading}
         self._answer(HTTPStatus.TEMPORARY_REDIRECT, told, self.server.url_of(choice.node) + self.path)
 
     def _body(self) -> bytes:

@@ -140,12 +140,12 @@ def where(
     address: Address = None,
     output: Output = None,
 ) -> None:
-    """Show on which nodes of the fleet artifacts are resident."""
+    """Show on which nodes of the fleet artifacts are resident, and with ID also which load it now."""
     with daemon(context, address) as shelf:
         found = shelf.list_residency(artifact_id)
-        if artifact_id and not found.residents:
+        if artifact_id and not found.residents and not found.loading:
             shelf.where(artifact_id)  # says so if it is not known at all
-        _cli_where.show(found, output_of(context, output))
+        _cli_where.show(found, artifact_id, output_of(context, output))
 
 
 @app.command()

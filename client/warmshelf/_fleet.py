@@ -73,9 +73,15 @@ def resident_to_proto(resident: Resident) -> residency_pb2.Resident:
 
 def resident_from_proto(message: residency_pb2.Resident, nodes: Mapping[str, Node]) -> Resident:
     """Return what is resident, given the nodes by their IDs."""
-    node = nodes.get(message.node_id)
-    if node is None:
-        raise Internal("the other side sent what is resident on a node that it did not name")
+    node = named(message.node_id, nodes)
     return Resident(
         node, message.artifact_id, message.digest, message.size_bytes, message.pinned, message.keep_resident
     )
+
+
+def named(node_id: str, nodes: Mapping[str, Node]) -> Node:
+    """Return the node that an ID means, given the nodes by their IDs."""
+    node = nodes.get(node_id)
+    if node is None:
+        raise Internal("the other side told something of a node that it did not name")
+    return node

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from warmshelf._channel import Deadline
-from warmshelf._fleet import node_from_proto, resident_from_proto
+from warmshelf._fleet import named, node_from_proto, resident_from_proto
 from warmshelf.session import Link
 from warmshelf.types import Alias, Artifact, Node, ResidencyList, Resident, check_id
 from warmshelf.v1 import residency_pb2
@@ -37,7 +37,7 @@ class Where(ABC):
         """Return what is known of an artifact."""
 
     def list_residency(self, artifact_id: str | None = None) -> ResidencyList:
-        """Return what is resident on every node of the fleet, or where one artifact is.
+        """Return what is resident on every node of the fleet, or where one artifact is, and which nodes load that now.
 
         Args:
             artifact_id: only this artifact, or the one that this alias means; nothing, if it is not known.
@@ -46,12 +46,13 @@ class Where(ABC):
         connection = self._current().connection
         nodes: dict[str, Node] = {}
         residents: list[Resident] = []
-        is_partial = False
+        is_partial, loading = False, dict[str, Node]()
         for page in self._pages(connection, connection.residency.ListResidency, request):
             nodes |= {message.node_id: node_from_proto(message) for message in page.nodes}
             residents += (resident_from_proto(message, nodes) for message in page.residents)
+            loading |= {node_id: named(node_id, nodes) for node_id in page.loading_node_ids}
             is_partial |= page.partial
-        return ResidencyList(tuple(nodes.values()), tuple(residents), is_partial)
+        return ResidencyList(tuple(nodes.values()), tuple(residents), is_partial, tuple(loading.values()))
 
     def where(self, artifact_id: str) -> list[Resident]:
         """Return on which nodes an artifact is resident, or the one that an alias means; the one asked comes first.

@@ -281,11 +281,13 @@ class ResidencyList:
         nodes: all that are there, the one that was asked first.
         residents: node by node, and by ID.
         partial: something is missing: the registry is not in reach, or a node has more than it tells.
+        loading: nodes that load the artifact asked for, if one was.
     """
 
     nodes: tuple[Node, ...]
     residents: tuple[Resident, ...]
     partial: bool = False
+    loading: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

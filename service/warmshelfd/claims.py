@@ -24,7 +24,7 @@ from warmshelfd.metrics import Metrics
 from warmshelfd.pools import executor
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.claims import Claim, ClaimStore
-from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.fields import BadRecord
 from warmshelfd.registry.residents import StoreAwayError
 from warmshelfd.registry.shared import is_shared
 from warmshelfd.running import log_failure, run_to_the_end
@@ -114,6 +114,14 @@ class Claims:
         if not mine.address:
             return await self._ask(lambda store: store.look(name))
         return await self._ask(lambda store: store.hold(name, mine, life_seconds))
+
+    async def standing(self, known: Registration) -> Claim | None:
+        """Return the claim of an artifact's source, if a load under way has one; raises as the store does."""
+        if not self.concern(known):
+            return None
+        name = name_of(known)
+        claim = await self._ask(lambda store: store.look(name))
+        return claim if claim is not None and claim.progress != DONE else None
 
     async def drop(self, name: str, mine: Claim) -> None:
         """Claim a load no longer."""

@@ -49,6 +49,10 @@ class Fleet(Listener):
         """As the interface says."""
         self._shelf.aliases.take_down(name)
 
+    def is_free(self, artifact_id: str) -> bool:
+        """As the interface says: so it is with an ID that is new here, unless somebody is registering it."""
+        return artifact_id not in self._shelf.catalog and not self._shelf.registering.is_busy(artifact_id)
+
     async def hear(self, heard: Heard) -> bool | None:
         """As the interface says.
 

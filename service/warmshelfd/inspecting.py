@@ -96,7 +96,8 @@ class Sources:
 
     def canonical(self, source: Source) -> Source:
         """Return the source with its URI in the one spelling under which it is kept."""
-        return dataclasses.replace(source, uri=self._opener(source.uri).canonical(source.uri))
+        uri = self._opener(source.uri).canonical(source.uri)
+        return source if uri == source.uri else dataclasses.replace(source, uri=uri)
 
     def place(self, source: Source) -> str:
         """Return what is waited for where the source is read, such as a server; "" for this node or an unknown kind."""

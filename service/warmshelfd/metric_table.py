@@ -77,8 +77,8 @@ def usual_code(code: str) -> str:
 
 
 FLEET_REASONS: Values = (
-    *("away", "bad_record", "refused", "conflict", "internal", "oom", "readonly", "loading", "noauth", "wrongpass"),
-    *("noperm", "moved", "busy", "misconf", "clusterdown", "masterdown", "noreplicas", "wrongtype", OTHER),
+    *("away", "bad_record", "refused", "conflict", "went_back", "internal", "oom", "readonly", "loading", "noauth"),
+    *("wrongpass", "noperm", "moved", "busy", "misconf", "clusterdown", "masterdown", "noreplicas", "wrongtype", OTHER),
 )
 
 # --- labels -----------------------------------------------------------------
@@ -212,7 +212,8 @@ FLEET_FAILURES = Spec(
     Counter,
     "warmshelf_fleet_failures_total",
     "What went wrong with a shared registry: it was away, it refused with a code, a record in it was no record "
-    "(bad_record), this node may not have what others registered (refused), or two nodes disagreed (conflict).",
+    "(bad_record), this node may not have what others registered (refused), two nodes disagreed (conflict), or it had "
+    "a record older than this node knew (went_back).",
     {"reason": FLEET_REASONS},
 )
 FLEET_DEGRADED = Spec(

@@ -149,6 +149,10 @@ class Registering:
         """Keep others from changing what an ID means meanwhile."""
         return self._turns.turn(artifact_id)
 
+    def is_busy(self, artifact_id: str) -> bool:
+        """Say whether somebody has or awaits such a turn."""
+        return artifact_id in self._turns
+
     def _checked(self, spec: ArtifactSpec) -> ArtifactSpec:
         if not spec.source.uri:
             raise InvalidSpec("the spec names no source")
@@ -156,7 +160,8 @@ class Registering:
             check_id(spec.base_id)
         if spec.source.expected_digest:
             check_digest(spec.source.expected_digest)
-        return dataclasses.replace(spec, source=self._sources.canonical(spec.source))
+        source = self._sources.canonical(spec.source)
+        return spec if source is spec.source else dataclasses.replace(spec, source=source)
 
     async def take_over(self, entry: Entry | None, found: Registration) -> None:
         """Have an ID mean what other nodes say it does, as a new generation; in its turn.
@@ -170,7 +175,7 @@ class Registering:
             return
         entry = to_entry(numbered)
         self._catalog.add(entry)
-        await self.save(entry)
+        await self._record(numbered, self._registry.put)
         self._base_came(entry)
 
     def check_canonical(self, spec: ArtifactSpec) -> None:
@@ -265,10 +270,12 @@ class Registering:
 
         So the registry sees all changes in their order, and a removed ID does not come back.
         """
-        self._unsaved.add(entry.artifact_id)
-        put = self._registry.put_new if is_new else self._registry.put
-        await put(to_registration(entry))
-        self._unsaved.discard(entry.artifact_id)
+        await self._record(to_registration(entry), self._registry.put_new if is_new else self._registry.put)
+
+    async def _record(self, registration: Registration, put: Callable[[Registration], Awaitable[None]]) -> None:
+        self._unsaved.add(registration.artifact_id)
+        await put(registration)
+        self._unsaved.discard(registration.artifact_id)
 
     async def _complete(self, known: Registration, examined: Examined) -> Registration:
         """Return the registration with what an inspection found."""

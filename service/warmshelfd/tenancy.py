@@ -64,6 +64,7 @@ from warmshelfd.settings import Settings
 from warmshelfd.shelf import Shelf
 from warmshelfd.spool.place import scheme_of
 from warmshelfd.tracing import Tracing
+from warmshelfd.underway import Underway
 from warmshelfd.upkeep import Upkeep
 from warmshelfd.warmth import Warmth
 
@@ -194,7 +195,7 @@ class Tenancy:
             push: push_pb2_grpc.add_PushServiceServicer_to_server,
             AliasServicer(shelf.aliases): alias_pb2_grpc.add_AliasServiceServicer_to_server,
             ResidencyServicer(
-                self._residency_map, shelf.aliases
+                self._residency_map, shelf.aliases, Underway(shelf, self._residency_map, self._claims)
             ): residency_pb2_grpc.add_ResidencyServiceServicer_to_server,
         }
         for servicer, add in adders.items():

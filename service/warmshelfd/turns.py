@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -88,17 +88,35 @@ class NamedTurns:
         # By name: whose turn it is, and how many have it or wait for it. Only names in use are there.
         self._names: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    @asynccontextmanager
-    async def turn(self, name: str) -> AsyncIterator[None]:
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def turn(self, name: str) -> AbstractAsyncContextManager[None]:
         """Wait for one's turn, and have it for as long as the context lasts."""
-        lock, count = self._names.get(name, (asyncio.Lock(), 0))
-        self._names[name] = (lock, count + 1)
+        return _NamedTurn(self._names, name)
+
+
+class _NamedTurn(AbstractAsyncContextManager[None]):
+    """One turn. A class: an asynchronous generator takes several times as long, and a full resync has thousands."""
+
+    def __init__(self, names: dict[str, tuple[asyncio.Lock, int]], name: str) -> None:
+        self._names = names
+        self._name = name
+
+    async def __aenter__(self) -> None:
+        lock, count = self._names.get(self._name) or (asyncio.Lock(), 0)
+        self._names[self._name] = (lock, count + 1)
         try:
-            async with lock:
-                yield
-        finally:
-            count = self._names[name][1] - 1
-            if count:
-                self._names[name] = (lock, count)
-            else:
-                del self._names[name]
+            await lock.acquire()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._names[self._name][0].release()
+        self._leave()
+
+    def _leave(self) -> None:
+        lock, count = self._names.pop(self._name)
+        if count > 1:
+            self._names[self._name] = (lock, count - 1)

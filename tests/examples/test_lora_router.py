@@ -80,7 +80,7 @@ def test_requests_go_where_their_adapter_is_warm_and_else_always_to_the_same_nod
         eventually(lambda: len(shelf.list_residency().residents) == 3, "every node has told")
         for name, node in nodes.items():
             status, location, told = asked(server, for_adapter(f"acme/{name}"))
-            assert (status, told) == (307, {"node": name, "warm": True})
+            assert (status, told) == (307, {"node": name, "warm": True, "loading": False})
             assert urlsplit(location).netloc == node.tcp_address
             assert urlsplit(location).path == "/v1/completions"
         _, cold_location, told = asked(server, for_adapter("acme/cold"))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from kit.fleet import Fleet, Node
+from kit.fleet import Fleet, LightNode, Node
 from kit.metered import Metered
 from kit.models import pattern, safetensors_bytes
 from kit.processes import eventually, read_all
@@ -64,7 +64,7 @@ def nodes_of(fleet: Fleet, source: Source, names: str, **settings: str) -> list[
     config = fleet.root / "sources.toml"
     config.write_text(f'[[source]]\nprefix = "{source.web.url}"\nallow_private = true\n')
     for name in names:
-        node = fleet.node(begin=False)
+        node = fleet.node(begin=False, kind=LightNode)
         node.options += ("--config", str(config), "--allow-source", source.web.url, "--node-name", name, *HTTP)
         node.options += ("--advertise", "127.0.0.1", "--neighbours", "127.0.0.1/32")
         node.begin(**(QUICK | settings))

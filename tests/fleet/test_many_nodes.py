@@ -35,6 +35,7 @@ class LightNode:
         link = Link(parse_place(server.uri()), lambda: ("", b""), None, REGISTRATIONS)
         ears = Ears(
             found=lambda found: self.heard.update(shared.artifact_id for shared in found),
+            older=lambda found, is_behind: None,
             missing=lambda ids: None,
             up=self._came,
             failed=lambda _: self.tries.append(time.monotonic()),

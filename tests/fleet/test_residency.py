@@ -201,7 +201,17 @@ def test_the_command_prints_a_table_or_json(fleet: Fleet) -> None:
         here.acquire("acme/base").release()
     run = [sys.executable, "-m", "warmshelf.cli", "--address", a.address]
     printed = subprocess.run([*run, "where", "acme/base"], capture_output=True, text=True, check=True).stdout
-    assert printed.split("\n")[0].split() == ["ID", "NODE", "ZONE", "ADDRESS", "SIZE", "PINNED", "KEPT", "DIGEST"]
+    assert printed.split("\n")[0].split() == [
+        "ID",
+        "NODE",
+        "ZONE",
+        "ADDRESS",
+        "STATE",
+        "SIZE",
+        "PINNED",
+        "KEPT",
+        "DIGEST",
+    ]
     assert "acme/base" in printed
     answer = subprocess.run([*run, "--output", "json", "where"], capture_output=True, text=True, check=True).stdout
     (resident,) = json.loads(answer)["residents"]

@@ -21,7 +21,8 @@ from warmshelfd.http import Answer, Asked, _Handler, cannot_be_rebound
 from warmshelfd.metrics import encoder_for
 from warmshelfd.redis_wire import RedisAwayError, RedisWire
 from warmshelfd.registry import residents, shared
-from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
+from warmshelfd.registry.fields import BadRecord
+from warmshelfd.registry.records import registration_from_json, registration_to_json
 from warmshelfd.sources.http_exchange import PORTS
 from warmshelfd.sources.hub_uri import parse_hub_uri
 from warmshelfd.sources.s3_uri import parse_s3_uri

@@ -34,6 +34,7 @@ from warmshelfd.servicers.catalog import CatalogServicer
 from warmshelfd.servicers.lease import LeaseServicer
 from warmshelfd.servicers.push import PushServicer
 from warmshelfd.servicers.residency import ResidencyServicer
+from warmshelfd.underway import Underway
 
 CALL_SECONDS = 0.05
 """What a call is given; whatever lasts is ended then."""
@@ -77,13 +78,14 @@ class Served:
         await shelf.start()
         await core.daemon._pushing.start()
         transfer = core.daemon._transfer
+        underway = Underway(shelf, core.daemon._residency_map, core.daemon._claims)
         servicers: dict[str, Any] = {
             "AliasService": AliasServicer(shelf.aliases),
             "CapabilitiesService": CapabilitiesServicer(core.daemon._capabilities, observing, core.daemon.resizing),
             "CatalogService": CatalogServicer(shelf, leasing, observing),
             "LeaseService": LeaseServicer(shelf, leasing, core.arena.directory),
             "PushService": PushServicer(core.daemon._pushing, CALL_SECONDS),
-            "ResidencyService": ResidencyServicer(core.daemon._residency_map, shelf.aliases),
+            "ResidencyService": ResidencyServicer(core.daemon._residency_map, shelf.aliases, underway),
         }
         framed = {
             "ReadSegment": transfer.read_segment,

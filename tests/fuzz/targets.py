@@ -42,7 +42,8 @@ from warmshelfd.formats.base import FormatLimits, Inspected
 from warmshelfd.formats.detect import detect
 from warmshelfd.memo import prepare
 from warmshelfd.memory.segment import SEALED_MODE, Segment
-from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
+from warmshelfd.registry.fields import BadRecord
+from warmshelfd.registry.records import registration_from_json, registration_to_json
 from warmshelfd.sources.file import FileOpener
 
 LIMITS = FormatLimits()

@@ -22,9 +22,11 @@ READ = "/warmshelf.v1.TransferService/ReadSegment"
 class Between:
     """Passes everything on as it is."""
 
+    threads = SERVERS_THREADS
+
     def __init__(self, target: str) -> None:
         self._channel = grpc.insecure_channel(target)
-        self._server = grpc.server(ThreadPoolExecutor(SERVERS_THREADS), handlers=(_Everything(self),))
+        self._server = grpc.server(ThreadPoolExecutor(self.threads), handlers=(_Everything(self),))
         self.port = self._server.add_insecure_port("127.0.0.1:0")
         self.address = f"127.0.0.1:{self.port}"
         self.read_count = 0
@@ -71,6 +73,37 @@ class _Everything(grpc.GenericRpcHandler):
 def _framed(offset: int, data: bytes) -> bytes:
     chunk = transfer_pb2.ReadSegmentResponse(offset_bytes=offset, crc32c=crc32c.crc32c(data), data=data)
     return chunk.SerializeToString()
+
+
+class HoldsAllButTheFirst(Between):
+    """Passes on all of the first load, and of others the beginning, until it may ``flow``; knows how many it held."""
+
+    threads = 8 * SERVERS_THREADS  # each call that is held has one
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.flow = threading.Event()
+        self.held_max = 0
+        self._first = ""
+        self._held: set[str] = set()  # leases; guarded by the lock, as is what is above
+        self._lock = threading.Lock()
+
+    def handle(self, method: str, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        messages = super().handle(method, request, context)
+        lease_id = transfer_pb2.ReadSegmentRequest.FromString(request).lease_id if method == READ else ""
+        for message in messages:  # there is one: it was not refused
+            if lease_id:
+                self._hold(lease_id)
+            yield message
+
+    def _hold(self, lease_id: str) -> None:
+        with self._lock:
+            self._first = self._first or lease_id
+            if lease_id == self._first or self.flow.is_set():
+                return
+            self._held.add(lease_id)
+            self.held_max = max(self.held_max, len(self._held))
+        self.flow.wait()
 
 
 class FlipsBits(Between):

@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 from warmshelf.errors import InvalidSpec
 from warmshelf.types import Inspection
 from warmshelfd.registry.base import Registration
-from warmshelfd.registry.records import (
-    RECORD_BYTES_MAX,
-    BadRecord,
-    registration_from_json,
-    registration_to_json,
-)
+from warmshelfd.registry.fields import BadRecord
+from warmshelfd.registry.records import RECORD_BYTES_MAX, registration_from_json, registration_to_json
 
 
 def test_any_registration_is_read_back_as_it_was(registrations: st.SearchStrategy[Registration]) -> None:
@@ -113,8 +109,50 @@ def changed(full: Registration, path: str, value: object) -> str:
 def test_a_record_with_a_field_it_cannot_have_is_refused_by_the_fields_name(
     full: Registration, path: str, value: object, why: str
 ) -> None:
-    with pytest.raises(BadRecord, match=why):
-        registration_from_json(changed(full, path, value))
+    text = changed(full, path, value)
+    as_ours = json.dumps(json.loads(text), separators=(",", ":"))  # what adapters have alike is read apart
+    for one in (text, as_ours):
+        with pytest.raises(BadRecord, match=why):
+            registration_from_json(one)
+
+
+def test_a_record_means_the_same_whoever_spelt_it(registrations: st.SearchStrategy[Registration]) -> None:
+    @given(registrations)
+    def prove(registration: Registration) -> None:
+        record = json.loads(registration_to_json(registration))
+        for spelt in (json.dumps(record), json.dumps(record, indent=1), json.dumps(dict(reversed(record.items())))):
+            assert registration_from_json(spelt) == registration
+
+    prove()
+
+
+def test_what_ends_a_part_of_a_record_may_stand_in_its_texts(full: Registration) -> None:
+    marks = ',"inspection":null,"fingerprint":"x","adapter_shapes":null}'
+    assert full.inspection is not None
+    inspection = replace(full.inspection, format_name=marks, file_names=('"adapter_number":7', marks))
+    marked = replace(full, fingerprint=marks, inspection=inspection)
+    assert registration_from_json(registration_to_json(marked)) == marked
+
+
+@pytest.mark.parametrize("twice", ['"inspection":null', '"fingerprint":""', '"adapter_shapes":null'])
+def test_a_record_that_has_a_part_twice_is_refused(full: Registration, twice: str) -> None:
+    text = registration_to_json(full)
+    for damaged in (f"{{{twice},{text[1:]}", f"{text[:-1]},{twice}}}"):
+        with pytest.raises(BadRecord, match="twice"):
+            registration_from_json(damaged)
+
+
+def test_registrations_of_one_recipe_differ_in_their_numbers_alone(full: Registration) -> None:
+    assert full.inspection is not None
+    assert full.inspection.adapter is not None
+    for number in (7, 0, 123456, 7):
+        adapter = replace(full.inspection.adapter, adapter_number=number)
+        one = replace(full, inspection=replace(full.inspection, adapter=adapter))
+        assert registration_from_json(registration_to_json(one)) == one
+    adapter = replace(full.inspection.adapter, adapter_number=-1)
+    with pytest.raises(BadRecord):
+        registration_to_json(replace(full, inspection=replace(full.inspection, adapter=adapter)))
+    assert registration_from_json(registration_to_json(full)) == full
 
 
 @pytest.mark.parametrize(

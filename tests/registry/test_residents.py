@@ -9,7 +9,7 @@ import pytest
 
 from kit.poison import POISON
 from warmshelf.types import Node, Resident
-from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.fields import BadRecord
 from warmshelfd.registry.residents import (
     RESIDENTS_MAX,
     VALUE_BYTES_MAX,

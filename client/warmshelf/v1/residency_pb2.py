@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cwarmshelf/v1/residency.proto\x12\x0cwarmshelf.v1\"D\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04zone\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\"{\n\x08Resident\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0b\x61rtifact_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\x12\x15\n\rkeep_resident\x18\x06 \x01(\x08\"R\n\x14ListResidencyRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"\x8f\x01\n\x15ListResidencyResponse\x12)\n\tresidents\x18\x01 \x03(\x0b\x32\x16.warmshelf.v1.Resident\x12!\n\x05nodes\x18\x02 \x03(\x0b\x32\x12.warmshelf.v1.Node\x12\x0f\n\x07partial\x18\x03 \x01(\x08\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t2l\n\x10ResidencyService\x12X\n\rListResidency\x12\".warmshelf.v1.ListResidencyRequest\x1a#.warmshelf.v1.ListResidencyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cwarmshelf/v1/residency.proto\x12\x0cwarmshelf.v1\"D\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04zone\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\"{\n\x08Resident\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0b\x61rtifact_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\x12\x15\n\rkeep_resident\x18\x06 \x01(\x08\"R\n\x14ListResidencyRequest\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"\xa9\x01\n\x15ListResidencyResponse\x12)\n\tresidents\x18\x01 \x03(\x0b\x32\x16.warmshelf.v1.Resident\x12!\n\x05nodes\x18\x02 \x03(\x0b\x32\x12.warmshelf.v1.Node\x12\x0f\n\x07partial\x18\x03 \x01(\x08\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t\x12\x18\n\x10loading_node_ids\x18\x05 \x03(\t2l\n\x10ResidencyService\x12X\n\rListResidency\x12\".warmshelf.v1.ListResidencyRequest\x1a#.warmshelf.v1.ListResidencyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,7 +38,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTRESIDENCYREQUEST']._serialized_start=241
   _globals['_LISTRESIDENCYREQUEST']._serialized_end=323
   _globals['_LISTRESIDENCYRESPONSE']._serialized_start=326
-  _globals['_LISTRESIDENCYRESPONSE']._serialized_end=469
-  _globals['_RESIDENCYSERVICE']._serialized_start=471
-  _globals['_RESIDENCYSERVICE']._serialized_end=579
+  _globals['_LISTRESIDENCYRESPONSE']._serialized_end=495
+  _globals['_RESIDENCYSERVICE']._serialized_start=497
+  _globals['_RESIDENCYSERVICE']._serialized_end=605
 # @@protoc_insertion_point(module_scope)

@@ -44,13 +44,15 @@ class ListResidencyRequest(_message.Message):
     def __init__(self, artifact_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListResidencyResponse(_message.Message):
-    __slots__ = ("residents", "nodes", "partial", "next_page_token")
+    __slots__ = ("residents", "nodes", "partial", "next_page_token", "loading_node_ids")
     RESIDENTS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOADING_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
     residents: _containers.RepeatedCompositeFieldContainer[Resident]
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
     partial: bool
     next_page_token: str
-    def __init__(self, residents: _Optional[_Iterable[_Union[Resident, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., partial: bool = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    loading_node_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, residents: _Optional[_Iterable[_Union[Resident, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., partial: bool = ..., next_page_token: _Optional[str] = ..., loading_node_ids: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ResidencyServiceStub(object):
-    """ResidencyService says which nodes of a fleet have which artifacts resident.
+    """ResidencyService says which nodes of a fleet have which artifacts resident, and
+    which are about to have one.
     Nodes tell each other through the registry that they share; without one, the
     daemon that is asked is the only node there is.
     """
@@ -45,7 +46,8 @@ class ResidencyServiceStub(object):
 
 
 class ResidencyServiceServicer(object):
-    """ResidencyService says which nodes of a fleet have which artifacts resident.
+    """ResidencyService says which nodes of a fleet have which artifacts resident, and
+    which are about to have one.
     Nodes tell each other through the registry that they share; without one, the
     daemon that is asked is the only node there is.
     """
@@ -77,7 +79,8 @@ def add_ResidencyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ResidencyService(object):
-    """ResidencyService says which nodes of a fleet have which artifacts resident.
+    """ResidencyService says which nodes of a fleet have which artifacts resident, and
+    which are about to have one.
     Nodes tell each other through the registry that they share; without one, the
     daemon that is asked is the only node there is.
     """

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from warmshelf.errors import InvalidId
 from warmshelf.types import Alias, AliasMove, check_id
 from warmshelfd.domain.aliases import HISTORY_COUNT_MAX
-from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.fields import BadRecord
 
 MARK = "@"
 """Begins the name of an alias where IDs stand too; no ID does."""

@@ -75,6 +75,10 @@ class Heard:
 class Listener(ABC):
     """Whoever takes up what a registry that nodes share tells. For the event loop's thread."""
 
+    def is_free(self, artifact_id: str) -> bool:  # noqa: ARG002
+        """Say whether to ``hear`` of an ID now would wait for nobody."""
+        return False
+
     @abstractmethod
     async def hear(self, heard: Heard) -> bool | None:
         """Take it up; say whether this node now has it as the others do, None if it held no more and was left."""

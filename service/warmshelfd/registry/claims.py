@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from warmshelf.types import Node
-from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.fields import BadRecord
 from warmshelfd.registry.residents import is_node_id, split_address
 
 VALUE_BYTES_MAX = 160

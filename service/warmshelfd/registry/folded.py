@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.fields import BadRecord
 
 
 def folded(text: str) -> bytes:

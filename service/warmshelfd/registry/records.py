@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from warmshelf.errors import InvalidId, InvalidSpec
 from warmshelf.segment import is_segment_id
@@ -21,6 +22,7 @@ from warmshelf.types import AdapterInspection, ArtifactKind, ArtifactSpec, BaseC
 from warmshelfd.by_identity import ByIdentity
 from warmshelfd.domain.adapter_shapes import AdapterShapes, shapes_from_record, shapes_to_record
 from warmshelfd.registry.base import Registration
+from warmshelfd.registry.fields import BadRecord, Fields, value_of
 
 RECORD_SCHEMA = 1
 """Rises when a record's fields change their meaning; other schemas are not read."""
@@ -32,19 +34,22 @@ RECORD_BYTES_MAX = 16 << 20
 """Longest record. Most of it is an adapter's config and module names: a few KB for plain
 adapters, some 7 MB for one that names each of a large mixture's 91,000 tensors."""
 
-_INT64_MAX = (1 << 63) - 1  # what the wire and SQLite carry
-_INT_DIGITS_MAX = 20  # of -2^63; the time to read a number grows with the square of its digits
 _ADAPTER_NUMBER_MAX = (1 << 31) - 1  # what engines take
 _E = TypeVar("_E", bound=Enum)
 _RECIPES_MAX = 32
 """Adapters' shapes remembered: thousands are trained by a few recipes. Those of 91,000 modules have half a megabyte."""
 
+_RECIPE_BYTES_MAX = 64 << 10
+"""Longest text that is remembered with what it means; a plain adapter's have some KB."""
+
+_INSPECTION_MARK, _INSPECTION_END, _SHAPES_MARK = ',"inspection":', ',"fingerprint":', ',"adapter_shapes":'
+_NUMBER_MARK = '"adapter_number":'
+_NULL = "null"
+
 _SHAPES_TEXTS: ByIdentity[str] = ByIdentity(_RECIPES_MAX)
+_INSPECTION_TEXTS: ByIdentity[tuple[str, str]] = ByIdentity(_RECIPES_MAX)
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _DIGEST = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
-
-
-class BadRecord(ValueError):  # noqa: N818 - it names what was found
-    """The text is no registration; says why."""
 
 
 def registration_to_json(registration: Registration, *, is_proven: bool = False) -> str:
@@ -54,7 +59,10 @@ def registration_to_json(registration: Registration, *, is_proven: bool = False)
         InvalidSpec: it takes more than a registry keeps.
         BadRecord: it would not be read back the same. Better refused now than lost at the next start.
     """
-    bare = json.dumps(_record(registration), separators=(",", ":"))
+    bare = _ENCODER.encode(_record(registration))
+    if registration.inspection is not None:
+        before, mark, after = bare.partition(f"{_INSPECTION_MARK}null")
+        bare = f"{before}{mark.removesuffix(_NULL)}{_inspection_text(registration.inspection)}{after}"
     shapes = registration.adapter_shapes
     text = bare if shapes is None else f"{bare.removesuffix('null}')}{_shapes_text(shapes)}}}"
     if len(text) > RECORD_BYTES_MAX:
@@ -86,13 +94,26 @@ def registration_from_json(text: str) -> Registration:
     """
     if len(text) > RECORD_BYTES_MAX:
         raise BadRecord(f"is {len(text)} long, at most {RECORD_BYTES_MAX} is read")
-    try:
-        value = json.loads(text, object_pairs_hook=_object, parse_int=_int, parse_constant=_refuse)
-    except RecursionError:
-        raise BadRecord("is nested too deep") from None
-    except json.JSONDecodeError as error:
-        raise BadRecord(f"is not JSON: {error}") from None
-    return _registration(_Fields("record", value))
+    bare, inspection, shapes = _split(text)
+    if bare:
+        with suppress(BadRecord):  # written by somebody else: read as a whole
+            return _registration(Fields("record", value_of(bare)), inspection, shapes)
+    return _registration(Fields("record", value_of(text)))
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    """Return a record with null for its inspection and its shapes, and the texts of both; all "" if it has none.
+
+    Adapters of one recipe have these alike, and nearly all of a record is in them. Where a record is JSON with
+    null there, and each text is JSON by itself, the record is the JSON that has the texts there: a quote within
+    a string would be escaped, so none of these marks is part of one.
+    """
+    head, mark, shapes = text.removesuffix("}").rpartition(_SHAPES_MARK)
+    before, begin, rest = head.partition(_INSPECTION_MARK)
+    inspection, end, after = rest.partition(_INSPECTION_END)
+    if not (mark and begin and end and text.endswith("}")):
+        return "", "", ""
+    return f"{before}{begin}null{end}{after}{mark}null}}", inspection, shapes
 
 
 # --- to JSON -----------------------------------------------------------------
@@ -113,7 +134,7 @@ def _record(r: Registration) -> dict[str, object]:
         "register_time": r.register_time.isoformat(),
         "keep_resident": r.keep_resident,
         "follow": r.follow,
-        "inspection": None if r.inspection is None else _inspection_record(r.inspection),
+        "inspection": None,  # its text comes in its place
         "fingerprint": r.fingerprint,
         "generation": r.generation,
         "digest": r.digest,
@@ -130,10 +151,27 @@ def _shapes_text(shapes: AdapterShapes) -> str:
     text = _SHAPES_TEXTS.find(shapes)
     if text is not None:
         return text
-    text = json.dumps(shapes_to_record(shapes), separators=(",", ":"))
+    text = _ENCODER.encode(shapes_to_record(shapes))
     if shapes_from_record(json.loads(text), shapes.module_names) != shapes:
         raise BadRecord("the adapter's shapes would not be read back the same")
     return _SHAPES_TEXTS.keep(text, shapes)
+
+
+def _inspection_text(i: Inspection) -> str:
+    """Return an inspection as JSON; of adapters of one recipe only the number is not the same."""
+    a = i.adapter
+    if a is None:
+        return _ENCODER.encode(_inspection_record(i))
+    files = i.format_name, i.file_names, i.tensor_count, i.tensor_bytes
+    same = *files, a.rank_max, a.module_names, a.features, a.base_check, a.unmatched_module_names, a.config_json
+    around = _INSPECTION_TEXTS.find(*same)
+    if around is None:
+        unnumbered = replace(i, adapter=replace(a, adapter_number=0))
+        before, mark, after = _ENCODER.encode(_inspection_record(unnumbered)).partition(_NUMBER_MARK)
+        around = before + mark, after.removeprefix("0")
+        if len(before) + len(after) <= _RECIPE_BYTES_MAX:
+            _INSPECTION_TEXTS.keep(around, *same)
+    return f"{around[0]}{a.adapter_number}{around[1]}"
 
 
 def _inspection_record(i: Inspection) -> dict[str, object]:
@@ -161,11 +199,12 @@ def _adapter_record(a: AdapterInspection) -> dict[str, object]:
 # --- from JSON ---------------------------------------------------------------
 
 
-def _registration(fields: _Fields) -> Registration:
+def _registration(fields: Fields, inspection_text: str = "", shapes_text: str = "") -> Registration:
+    """Return what a record means, with these texts for its inspection and shapes, if they were taken out of it."""
     if fields.number("schema") != RECORD_SCHEMA:
         raise BadRecord(f"is not of schema {RECORD_SCHEMA}")
     source = fields.object("source")
-    inspection = _inspection(fields)
+    inspection = _inspection(_text(fields, "inspection", inspection_text))
     registration = Registration(
         artifact_id=_artifact_id(fields.text("artifact_id")),
         spec=ArtifactSpec(
@@ -178,7 +217,7 @@ def _registration(fields: _Fields) -> Registration:
         keep_resident=fields.flag("keep_resident"),
         follow=fields.flag("follow"),
         inspection=inspection,
-        adapter_shapes=_adapter_shapes(fields, inspection),
+        adapter_shapes=_adapter_shapes(_text(fields, "adapter_shapes", shapes_text), _module_names(inspection)),
         fingerprint=fields.text("fingerprint"),
         generation=fields.number("generation"),
         digest=_digest(fields.text("digest")),
@@ -191,27 +230,38 @@ def _registration(fields: _Fields) -> Registration:
     return registration
 
 
+def _text(fields: Fields, key: str, cut: str) -> str:
+    """Return the JSON of a field, which may have been cut out of the record."""
+    value = fields.value(key)
+    if cut and value is not None:
+        raise BadRecord(f"has {key} in two places")
+    try:
+        return cut or json.dumps(value)
+    except RecursionError:
+        raise BadRecord("is nested too deep") from None
+
+
 def _files_digest(text: str) -> str:
     return text if text == NO_FILES else _digest(text)
 
 
-def _source(fields: _Fields) -> Source:
+def _source(fields: Fields) -> Source:
     source = Source(fields.text("uri"), fields.text("revision"), _digest(fields.text("expected_digest")))
     fields.end()
     return source
 
 
-def _adapter_shapes(record: _Fields, inspection: Inspection | None) -> AdapterShapes | None:
-    if record.is_null("adapter_shapes"):
+def _adapter_shapes(text: str, names: tuple[str, ...]) -> AdapterShapes | None:
+    if text == _NULL:
         return None
-    return _shapes(json.dumps(record.value("adapter_shapes")), _module_names(inspection))
+    return _shapes(text, names) if len(text) <= _RECIPE_BYTES_MAX else _shapes.__wrapped__(text, names)
 
 
 @lru_cache(maxsize=_RECIPES_MAX)
 def _shapes(text: str, names: tuple[str, ...]) -> AdapterShapes:
     """Return the shapes that a text means with these names; adapters of one recipe share the object."""
     try:
-        shapes = shapes_from_record(json.loads(text), names)
+        shapes = shapes_from_record(value_of(text), names)
     except ValueError as error:
         raise BadRecord(str(error)) from None
     if shapes.module_names != names:
@@ -223,10 +273,16 @@ def _module_names(inspection: Inspection | None) -> tuple[str, ...]:
     return inspection.adapter.module_names if inspection and inspection.adapter else ()
 
 
-def _inspection(record: _Fields) -> Inspection | None:
-    if record.is_null("inspection"):
+def _inspection(text: str) -> Inspection | None:
+    if text == _NULL:
         return None
-    fields = record.object("inspection")
+    return _inspected(text) if len(text) <= _RECIPE_BYTES_MAX else _inspected.__wrapped__(text)
+
+
+@lru_cache(maxsize=_RECIPES_MAX)
+def _inspected(text: str) -> Inspection:
+    """Return the inspection that a text means; adapters of one recipe share the object."""
+    fields = Fields("inspection", value_of(text))
     inspection = Inspection(
         format_name=fields.text("format_name"),
         file_names=fields.texts("file_names"),
@@ -238,7 +294,7 @@ def _inspection(record: _Fields) -> Inspection | None:
     return inspection
 
 
-def _adapter(fields: _Fields) -> AdapterInspection:
+def _adapter(fields: Fields) -> AdapterInspection:
     adapter = AdapterInspection(
         adapter_number=fields.number("adapter_number", _ADAPTER_NUMBER_MAX),
         rank_max=fields.number("rank_max"),
@@ -250,81 +306,6 @@ def _adapter(fields: _Fields) -> AdapterInspection:
     )
     fields.end()
     return adapter
-
-
-class _Fields:
-    """The fields of one JSON object: each is taken once, by name and type, and none may be left over."""
-
-    def __init__(self, name: str, value: object) -> None:
-        if not isinstance(value, dict):
-            raise BadRecord(f"{name} is not an object")
-        self._name = name
-        self._fields: dict[str, Any] = value
-
-    def _take(self, key: str) -> Any:
-        if key not in self._fields:
-            raise BadRecord(f"{self._name} has no {key}")
-        return self._fields.pop(key)
-
-    def _taken(self, key: str, kind: type) -> Any:
-        value = self._take(key)
-        if type(value) is not kind:  # not isinstance: true is no number
-            raise BadRecord(f"{key} is not of type {kind.__name__}")
-        return value
-
-    def text(self, key: str) -> str:
-        return str(self._taken(key, str))
-
-    def has(self, key: str) -> bool:
-        return key in self._fields
-
-    def flag(self, key: str) -> bool:
-        return bool(self._taken(key, bool))
-
-    def number(self, key: str, number_max: int = _INT64_MAX) -> int:
-        number = int(self._taken(key, int))
-        if not 0 <= number <= number_max:
-            raise BadRecord(f"{key} is not between 0 and {number_max}")
-        return number
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        items = self._taken(key, list)
-        if not all(type(item) is str for item in items):
-            raise BadRecord(f"{key} holds something that is not text")
-        return tuple(items)
-
-    def is_null(self, key: str) -> bool:
-        if key in self._fields and self._fields[key] is None:
-            del self._fields[key]
-            return True
-        return False
-
-    def value(self, key: str) -> object:
-        return self._take(key)
-
-    def object(self, key: str) -> _Fields:
-        return _Fields(key, self._take(key))
-
-    def end(self) -> None:
-        if self._fields:
-            raise BadRecord(f"{self._name} has unknown fields: {', '.join(sorted(self._fields))[:200]}")
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise BadRecord("has a field twice")
-    return value
-
-
-def _int(digits: str) -> int:
-    if len(digits) > _INT_DIGITS_MAX:
-        raise BadRecord(f"has a number of {len(digits)} digits")
-    return int(digits)
-
-
-def _refuse(constant: str) -> object:
-    raise BadRecord(f"{constant} is not a number")
 
 
 def _artifact_id(text: str, *, may_be_empty: bool = False) -> str:

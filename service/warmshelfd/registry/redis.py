@@ -10,23 +10,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from warmshelf.errors import RegistryUnavailable, SpecMismatch, WarmshelfError
-from warmshelf.types import Alias, Sync, SyncState
+from warmshelf.types import Sync, SyncState
 from warmshelfd.registry.aliases import MARK
 from warmshelfd.registry.base import Heard, Listener, Registration
-from warmshelfd.registry.redis_aliases import SharedAliases
+from warmshelfd.registry.book import Book
+from warmshelfd.registry.redis_aliases import HasSharedAliases, SharedAliases
 from warmshelfd.registry.redis_link import Link
 from warmshelfd.registry.redis_store import Decision
 from warmshelfd.registry.redis_sync import Ears, RedisSync
-from warmshelfd.registry.shared import Change, Shared, Verdict, conflict_text, essence, is_alike, is_shared
+from warmshelfd.registry.shared import (
+    Change,
+    Shared,
+    Verdict,
+    conflict_text,
+    essence,
+    has_essence_of,
+    is_alike,
+    is_shared,
+    older_text,
+)
 from warmshelfd.registry.sqlite import CopiedRegistry, SqliteRegistry, to_row
-from warmshelfd.registry.synced import REMOVED, Known, keep_known, load_known, put_known, read_some, remove
-from warmshelfd.registry.telling import Numbers, answer, tell_on
+from warmshelfd.registry.synced import REMOVED, Known, put_heard, put_known, read_some, remove
+from warmshelfd.registry.telling import answer, in_steps, tell_on
 
 ANSWER_SECONDS = 0.5
 """How long a new registration waits for the other nodes' word; without one it is queued."""
@@ -34,17 +45,19 @@ ANSWER_SECONDS = 0.5
 _PUBLISH_COUNT = 200
 """Changes of one exchange: it stays well below what an exchange may take."""
 
-_HEAR_COUNT = 100
-"""What other nodes changed is taken up in parts of so many: the event loop turns in between."""
+_HEAR_COUNT = 500
+"""What other nodes changed is taken up in parts of so many, and kept with one commit."""
 
 _AGAIN_SECONDS = 1.0
 """Before a change that the store refused to write is tried again."""
 
+_WENT_BACK = "the registry went back in time: %d of its records are older than this node knew, such as %r; %s"
+_HOLDS = {True: "those of this node are written again", False: "they hold, for it has gone on since"}
 _NEW, _LOST = Known(0, ""), "lost"  # the latter is an essence that no registration has
 _log = logging.getLogger(__name__)
 
 
-class RedisRegistry(CopiedRegistry):
+class RedisRegistry(CopiedRegistry, HasSharedAliases):
     """The copy, and what is known of the store. All state but ``_revisions`` belongs to the event loop."""
 
     def __init__(self, copy: SqliteRegistry, link: Link, count: Callable[[str], None]) -> None:
@@ -53,10 +66,11 @@ class RedisRegistry(CopiedRegistry):
         self._count = count
         self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._revisions = Numbers()  # of what the store had, for the thread too
+        self._book = Book(copy)
+        self._revisions = self._book.revisions  # for the thread too
         self._sync = RedisSync(link, self._ears(), lambda: count("bad_record"))
         self._aliases = SharedAliases(copy, self._sync, self._revisions)
-        self._known: dict[str, Known] = {}  # what the store is known to have, by ID
+        self._known = self._book.known  # what the store is known to have, by ID
         self._dirty: dict[str, None] = {}  # what is to be published, in order
         self._publishing: set[str] = set()  # of that, what is on its way
         self._reading: asyncio.Future[dict[str, Registration]] | None = None  # what is on its way, from the copy
@@ -64,6 +78,7 @@ class RedisRegistry(CopiedRegistry):
         self._behind: dict[str, Known] = {}  # what was known before what was heard, which is not taken up yet
         self._missed: dict[str, Shared] = {}  # what others made of IDs while those were this node's to publish
         self._taking_up: dict[str, Registration] = {}  # what others have of some IDs, while the node takes it up
+        self._kept_as: dict[str, Known] = {}  # what was kept of that with the registration, since all was kept
         self._asking: dict[str, asyncio.Future[str]] = {}  # new registrations that wait: "" or why they are refused
         self._changed = asyncio.Event()  # there is something to publish, or the store came into reach
         self._up = False
@@ -75,8 +90,7 @@ class RedisRegistry(CopiedRegistry):
     async def load_all(self) -> list[Registration]:
         """As the interface says: what this node's copy has."""
         registrations = await self._copy.load_all()
-        self._known = await self._copy.run(load_known)
-        self._revisions.update({artifact_id: known.revision for artifact_id, known in self._known.items()})
+        await self._book.load()
         there = {registration.artifact_id for registration in registrations}
         for registration in registrations:
             self._mark(registration.artifact_id, registration)
@@ -92,17 +106,21 @@ class RedisRegistry(CopiedRegistry):
         """As the interface says; other nodes are told later."""
         artifact_id = registration.artifact_id
         known, told = self._known.get(artifact_id), self._taking_up.get(artifact_id)
-        if told is not None and essence(registration) == essence(told):  # if something newer was heard, that is ahead
+        if told is not None and has_essence_of(registration, told):  # if something newer was heard, that is ahead
             self._behind[artifact_id] = Known(1, essence(told))
         if known is not None and told is not None and is_alike(registration, told):
-            known = replace(known, digest=told.digest)
-            self._set_known(artifact_id, known)
+            self._known[artifact_id] = known = known.pinned(told.digest)
         self._mark(artifact_id, registration)
         if known is None or artifact_id in self._dirty:
             await self._copy.put(registration)  # before anybody reads what to publish
-        else:  # at once: should the process end in between, it would publish what others have changed
+            return
+        # Both at once: should the process end in between, it would publish what others have changed.
+        if told is None or registration.generation:
             row = to_row(registration, is_proven=told is not None)
             await self._copy.run(lambda connection: put_known(connection, row, known))
+        else:  # the store has it too and no bytes hang on it here: nobody has to wait
+            self._kept_as[artifact_id] = known
+            self._copy.begin(put_heard(registration, known), partial(self._left_out, artifact_id))
 
     async def put_new(self, registration: Registration) -> None:
         """As the interface says; if the store is in reach, it is asked first of all whether others know the ID."""
@@ -132,7 +150,7 @@ class RedisRegistry(CopiedRegistry):
             known = Known(0, given)
         if known is not None:  # the store has it, or may have by now
             removed = replace(known, essence=REMOVED + known.essence_seen)
-            self._set_known(artifact_id, removed)
+            self._book.set(artifact_id, removed)
             self._dirty[artifact_id] = None
             self._changed.set()
             # Called in this breath, so that it is done before anybody reads what to publish.
@@ -146,26 +164,8 @@ class RedisRegistry(CopiedRegistry):
         """As the interface says."""
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._tasks = [self._loop.create_task(self._publish()), self._loop.create_task(self._take_up())]
+        self._tasks = [self._loop.create_task(self._publish()), self._loop.create_task(self._take_up(listener))]
         self._sync.start()
-
-    async def load_aliases(self) -> list[Alias]:
-        """As the interface says: what this node's copy has."""
-        return await self._aliases.load()
-
-    async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:
-        """As the interface says."""
-        self._check_up()
-        return await self._aliases.swap(before, after)
-
-    async def remove_alias(self, before: Alias) -> None:
-        """As the interface says."""
-        self._check_up()
-        await self._aliases.remove(before)
-
-    def _check_up(self) -> None:
-        if not self._up:
-            raise RegistryUnavailable("the registry that nodes share is not in reach: no alias can be moved now")
 
     def sync_of(self, artifact_id: str) -> Sync | None:
         """As the interface says."""
@@ -248,10 +248,10 @@ class RedisRegistry(CopiedRegistry):
             self._decided(decision)
         self._hear_missed(ids)
         written = [decision.change.artifact_id for decision in decisions if decision.verdict is Verdict.WRITE]
-        await self._keep_known(written)  # what others have is kept once it is taken up
+        await self._book.keep(written)  # what others have is kept once it is taken up
         for now in (decision.now for decision in decisions if decision.verdict is Verdict.WRITE):
             if now is not None and self._holds(now.artifact_id, now.revision):
-                self._forget_removed(now.artifact_id)
+                self._book.forget_removed(now.artifact_id)
         for artifact_id in ids:
             self._note(artifact_id)
 
@@ -261,7 +261,8 @@ class RedisRegistry(CopiedRegistry):
         if decision.verdict is Verdict.WRITE and now is not None:
             mine, before = decision.change.registration, self._known.get(artifact_id, _NEW)
             self._behind.pop(artifact_id, None)
-            self._know(artifact_id, now, digest=(mine.digest if mine else "") or before.digest)
+            digest = (mine.digest if mine else "") or before.digest
+            self._book.know(now, digest=digest, is_dirty=artifact_id in self._dirty)
             answer(asking, "")
         elif now is not None and artifact_id not in self._dirty:  # else it has changed here since, which is judged next
             conflict = "" if decision.verdict is Verdict.FOLLOW else conflict_text(decision.change, now)
@@ -275,7 +276,8 @@ class RedisRegistry(CopiedRegistry):
         self._behind.setdefault(shared.artifact_id, self._known.get(shared.artifact_id, _NEW))
         holds = partial(self._holds, shared.artifact_id, shared.revision)
         self._heard.put_nowait(Heard(shared.artifact_id, shared.registration, conflict, holds))
-        self._know(shared.artifact_id, shared, conflict, self._known.get(shared.artifact_id, _NEW).digest)
+        known = self._known.get(shared.artifact_id, _NEW)
+        self._book.know(shared, conflict, known.digest, is_dirty=shared.artifact_id in self._dirty)
 
     def _holds(self, artifact_id: str, revision: int) -> bool:
         """Say whether what was heard is still to be taken up: nothing was made here since, and nothing newer heard."""
@@ -298,6 +300,27 @@ class RedisRegistry(CopiedRegistry):
             elif shared.revision != known.revision:
                 self._hear(shared)
 
+    def _older(self, older: Sequence[Shared], is_behind: bool) -> None:
+        """The store went back in time. What was known later is written again, unless the store has gone on since."""
+        gone_back = [one for one in older if one.revision < self._revisions.get(one.artifact_id)]
+        for shared in older:
+            known, theirs = self._known.get(shared.artifact_id), shared.registration
+            if known is None or known.revision <= shared.revision or self._is_ours(shared.artifact_id):
+                self._found([shared])
+            elif is_behind:
+                self._book.know(shared, digest=theirs.digest if theirs else "", is_dirty=True)
+                self._dirty[shared.artifact_id] = None
+                self._note(shared.artifact_id)
+            else:
+                conflict = "" if known.essence_seen == essence(theirs) else older_text(known.revision, shared)
+                if conflict:
+                    self._count("conflict")
+                self._hear(shared, conflict)
+        self._changed.set()
+        if gone_back:
+            self._count("went_back")
+            _log.warning(_WENT_BACK, len(gone_back), gone_back[0].artifact_id, _HOLDS[is_behind])
+
     def _hear_missed(self, ids: Sequence[str]) -> None:
         """Hear what others made of IDs that are not this node's to publish any more, unless that is known since."""
         missed = [self._missed.pop(artifact_id) for artifact_id in ids if artifact_id in self._missed]
@@ -309,7 +332,7 @@ class RedisRegistry(CopiedRegistry):
             if artifact_id.startswith(MARK):
                 self._aliases.missing(artifact_id.removeprefix(MARK))
             if artifact_id in self._known:
-                self._set_known(artifact_id, replace(self._known[artifact_id], essence=_LOST))
+                self._book.set(artifact_id, replace(self._known[artifact_id], essence=_LOST))
                 self._dirty[artifact_id] = None
                 self._note(artifact_id)
         self._changed.set()
@@ -318,29 +341,33 @@ class RedisRegistry(CopiedRegistry):
         self._up = up
         self._changed.set()
 
-    async def _take_up(self) -> None:
+    async def _take_up(self, listener: Listener) -> None:
         while True:
             some = [await self._heard.get()]
             while len(some) < _HEAR_COUNT and not self._heard.empty():
                 some.append(self._heard.get_nowait())
             last = {heard.artifact_id: heard for heard in some}
-            await asyncio.gather(*map(self._take_up_one, last.values()))
-            await self._keep_known(list(last))
-            for heard in (one for one in last.values() if one.holds()):
-                self._forget_removed(heard.artifact_id)
+            one_by_one = partial(self._take_up_one, listener)
+            await in_steps(one_by_one, list(last.values()), lambda heard: listener.is_free(heard.artifact_id))
+            await self._keep_taken_up(last)
 
-    async def _take_up_one(self, heard: Heard) -> None:
+    async def _keep_taken_up(self, done: Mapping[str, Heard]) -> None:
+        try:
+            kept_as, self._kept_as = self._kept_as, {}
+            await self._book.keep([one for one in done if kept_as.get(one) is not self._known.get(one, _NEW)])
+        except RegistryUnavailable as error:  # it is read from the store again, after the next start
+            _log.warning("what other nodes have is not kept here: %s", error)
+        for heard in (one for one in done.values() if one.holds()):
+            self._book.forget_removed(heard.artifact_id)
+
+    async def _take_up_one(self, listener: Listener, heard: Heard) -> None:
         is_alike: bool | None = False
-        if self._listener is None:
-            return
         if heard.registration is not None:
             self._taking_up[heard.artifact_id] = heard.registration
         try:
-            is_alike = await self._listener.hear(heard)
+            is_alike = await listener.hear(heard)
         except WarmshelfError as error:
-            _log.warning("what other nodes have of %s is left out: %s", heard.artifact_id, error)
-            self._count("refused")
-            self._refused(heard.artifact_id, error)
+            self._left_out(heard.artifact_id, error)
             return
         except Exception:  # noqa: BLE001 - a bug with one record must not end the task
             _log.exception("what other nodes have of %s is left out", heard.artifact_id)
@@ -354,45 +381,20 @@ class RedisRegistry(CopiedRegistry):
                 self._behind.pop(heard.artifact_id, None)  # nothing newer was heard
         known = self._known.get(heard.artifact_id)
         if is_alike and known is not None and heard.registration is not None:
-            self._set_known(heard.artifact_id, replace(known, digest=heard.registration.digest))
+            self._known[heard.artifact_id] = known.pinned(heard.registration.digest)
         self._note(heard.artifact_id)
 
-    def _refused(self, artifact_id: str, error: WarmshelfError) -> None:
+    def _left_out(self, artifact_id: str, error: WarmshelfError) -> None:
         """What others have of an ID cannot be had here: whoever asks sees why, and the store is not changed for it."""
+        _log.warning("what other nodes have of %s is left out: %s", artifact_id, error)
+        self._count("refused")
         if (known := self._known.get(artifact_id)) is not None:
-            self._set_known(artifact_id, replace(known, conflict=error.message))
+            self._book.set(artifact_id, replace(known, conflict=error.message))
         self._note(artifact_id)
-
-    # --- what is known of the store -----------------------------------------
-
-    def _know(self, artifact_id: str, shared: Shared, conflict: str = "", digest: str = "") -> None:
-        self._revisions.update({artifact_id: shared.revision})  # what is removed too, until that is done with
-        if shared.registration is None:
-            self._known.pop(artifact_id, None)
-            return
-        before = self._known.get(artifact_id, _NEW)
-        is_removed = before.is_removed and artifact_id in self._dirty  # since the change that was written now
-        seen = (REMOVED if is_removed else "") + essence(shared.registration)
-        self._set_known(artifact_id, Known(shared.revision, seen, digest, conflict))
-
-    def _set_known(self, artifact_id: str, known: Known) -> None:
-        self._known[artifact_id] = known
-        self._revisions.update({artifact_id: known.revision})
-
-    def _forget_removed(self, artifact_id: str) -> None:
-        """Forget the number of a removal that is done with, or a node would remember every ID there ever was."""
-        if artifact_id not in self._known:
-            self._revisions.drop(artifact_id)
-
-    async def _keep_known(self, ids: Sequence[str]) -> None:
-        kept = {artifact_id: self._known[artifact_id] for artifact_id in ids if artifact_id in self._known}
-        gone = [artifact_id for artifact_id in ids if artifact_id not in self._known]
-        if ids:
-            await self._copy.run(lambda connection: keep_known(connection, kept, gone))
 
     # --- from the thread ----------------------------------------------------
 
     def _ears(self) -> Ears:
         told = partial(tell_on, lambda: self._loop)
-        found, missing, up = map(told, (self._found, self._missing, self._came_up))
-        return Ears(found, missing, up, self._count, self._revisions.all, self._revisions.newest)
+        found, older, missing, up = map(told, (self._found, self._older, self._missing, self._came_up))
+        return Ears(found, older, missing, up, self._count, self._revisions.all, self._revisions.newest)

@@ -15,7 +15,7 @@ from warmshelf.errors import AliasMoved, RegistryUnavailable
 from warmshelf.types import Alias
 from warmshelfd.redis_wire import RedisAwayError, RedisRefusedError
 from warmshelfd.registry.aliases import MARK
-from warmshelfd.registry.base import Listener
+from warmshelfd.registry.base import Listener, Registry
 from warmshelfd.registry.redis_sync import RedisSync
 from warmshelfd.registry.shared import Shared
 from warmshelfd.registry.sqlite import SqliteRegistry
@@ -128,3 +128,27 @@ class SharedAliases:
             return False
         self._revisions.update({MARK + name: revision})
         return True
+
+
+class HasSharedAliases(Registry):
+    """The part of a registry that nodes share which is about aliases."""
+
+    _aliases: SharedAliases
+
+    async def load_aliases(self) -> list[Alias]:
+        """As the interface says: what this node's copy has."""
+        return await self._aliases.load()
+
+    async def swap_alias(self, before: Alias | None, after: Alias) -> Alias:
+        """As the interface says."""
+        self._check_up()
+        return await self._aliases.swap(before, after)
+
+    async def remove_alias(self, before: Alias) -> None:
+        """As the interface says."""
+        self._check_up()
+        await self._aliases.remove(before)
+
+    def _check_up(self) -> None:
+        if not self.is_up:
+            raise RegistryUnavailable("the registry that nodes share is not in reach: no alias can be moved now")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from warmshelfd.redis_wire import Command, RedisWire, Reply
-from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.fields import BadRecord
 from warmshelfd.registry.redis_errand import Errand
 from warmshelfd.registry.redis_link import OPERATION_SECONDS, TAG, Link, exchange
 from warmshelfd.registry.residents import (

@@ -18,7 +18,7 @@ from warmshelf.types import Alias
 from warmshelfd.redis_wire import Command, RedisAwayError, RedisRefusedError, RedisWire, Reply
 from warmshelfd.registry.aliases import MARK
 from warmshelfd.registry.base import Registration
-from warmshelfd.registry.records import BadRecord
+from warmshelfd.registry.fields import BadRecord
 from warmshelfd.registry.redis_link import TAG, exchange
 from warmshelfd.registry.shared import (
     VALUE_BYTES_MAX,
@@ -203,17 +203,21 @@ class RedisStore:
                 return base + 1
         raise RedisAwayError("is written to by too many at once")
 
-    def begin(self, wire: RedisWire, newest: int) -> None:
+    def begin(self, wire: RedisWire, newest: int) -> bool:
         """Give a store that has no head one, and one that went back a head above the newest number known.
 
         Else a number would come a second time, and who knows it from before would not read what it stands for now.
+        Say whether it had none, or was behind.
         """
+        is_behind = False
         while _went_back(self.head(wire), newest):
             exchange(wire, [[b"WATCH", self._registrations]], 0)
             if _went_back(self.head(wire), newest):
                 self._commit(wire, 0, [], force=True)
             else:
                 exchange(wire, [[b"UNWATCH"]], 0)
+            is_behind = True
+        return is_behind
 
     def forget_removals(self, wire: RedisWire, found: Iterable[Shared]) -> None:
         """Drop removals that are remembered for long enough; what became of them meanwhile stays."""

@@ -34,6 +34,9 @@ HEARTBEAT_SECONDS = 3.0
 _WAIT_FIRST_SECONDS, _WAIT_MAX_SECONDS = 0.1, 3.0
 """Between two tries to connect; each is between half of that and one and a half, so that many nodes spread."""
 
+_TOLD_COUNT = 50
+"""What was found is told in parts of so many: about a millisecond for who hears of it."""
+
 _FAULTS = (RedisAwayError, RedisRefusedError, InvalidConfig, OSError)
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ class Ears:
 
     Attributes:
         found: what the store holds of some IDs.
+        older: what the store holds under lower numbers than were known, so that it went back in time; and whether its
+            head was behind too, so that it has not gone on beyond all that was known.
         missing: IDs that were known and are not in the store.
         up: whether the store is in reach and all of it was read.
         failed: a try failed, by a word for the metric.
@@ -52,6 +57,7 @@ class Ears:
     """
 
     found: Callable[[Sequence[Shared]], None]
+    older: Callable[[Sequence[Shared], bool], None]
     missing: Callable[[Sequence[str]], None]
     up: Callable[[bool], None]
     failed: Callable[[str], None]
@@ -176,16 +182,20 @@ class RedisSync:
     def _read_all(self, wire: RedisWire) -> int:
         """Read everything; return the number of the latest change that is surely in what was read."""
         known = dict(self._ears.known())
-        self._store.begin(wire, self._ears.newest())
+        is_behind = self._store.begin(wire, self._ears.newest())
         self._own.clear()
         head = self._store.head(wire)
         removed: list[Shared] = []
-        for ids, found in self._store.all(wire, known):
+        for ids, there in self._store.all(wire, known):
+            older = [shared for shared in there if shared.revision < known.get(shared.artifact_id, 0)]
+            if older:
+                self._ears.older(older, is_behind)
+            found = [shared for shared in there if shared not in older] if older else there
             for artifact_id in ids:
                 known.pop(artifact_id, None)
-            removed += [shared for shared in found if shared.is_removed]
-            if found:
-                self._ears.found(found)
+            removed += [shared for shared in there if shared.is_removed]
+            for start in range(0, len(found), _TOLD_COUNT):
+                self._ears.found(found[start : start + _TOLD_COUNT])
         if known:
             self._ears.missing(list(known))
         if self._said:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from warmshelf.digest import check_digest
 from warmshelf.errors import InvalidId, InvalidSpec
 from warmshelf.types import Node, Resident, check_id
+from warmshelfd.registry.fields import BadRecord
 from warmshelfd.registry.folded import folded, unfolded
-from warmshelfd.registry.records import BadRecord
 
 RESIDENTS_MAX = 10_000
 """Most artifacts that a node tells of, the last used first; they take some 500 KB in the store."""

@@ -13,13 +13,15 @@ import hashlib
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
-from warmshelf.types import Alias, BaseCheck
+from warmshelf.types import AdapterInspection, Alias, BaseCheck
 from warmshelfd.domain.catalog import spec_conflict
 from warmshelfd.registry.aliases import MARK, alias_from_json, alias_to_json
 from warmshelfd.registry.base import Registration
+from warmshelfd.registry.fields import BadRecord
 from warmshelfd.registry.folded import folded, unfolded
-from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
+from warmshelfd.registry.records import registration_from_json, registration_to_json
 
 VALUE_BYTES_MAX = 64 << 10
 """Longest value that is read; ours have a few hundred bytes, a spec with the longest names some KB."""
@@ -35,6 +37,9 @@ NODE_SCHEMES = ("spool://",)
 """Sources that only their own node can read: what was pushed to it."""
 
 _VALUE = re.compile(rb"([1-9][0-9]{0,17}) (kept|removed) (.*)", re.DOTALL)
+_ESSENCES_MAX = 1024
+"""Essences remembered: each is asked for several times while a registration is taken up."""
+
 _VOCABULARY = "vocabulary:"
 
 
@@ -92,24 +97,36 @@ def is_shared(registration: Registration) -> bool:
 
 def essence(registration: Registration | None) -> str:
     """Return a digest of what has to be the same everywhere beside the pinned digest; "" of nothing."""
-    r = registration
-    if r is None:
+    if registration is None:
         return ""
+    return _essence_of(_essentials(registration))
+
+
+@lru_cache(maxsize=_ESSENCES_MAX)
+def _essence_of(essentials: tuple[str | bool, ...]) -> str:
+    return hashlib.blake2b(repr(essentials).encode(), digest_size=16).hexdigest()
+
+
+def _essentials(r: Registration) -> tuple[str | bool, ...]:
     source = r.spec.source
     parts = (source.uri, source.revision, source.expected_digest, r.spec.kind.value, r.spec.base_id)
-    text = repr((*parts, r.follow, r.keep_resident))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return (*parts, r.follow, r.keep_resident)
+
+
+def has_essence_of(mine: Registration, theirs: Registration) -> bool:
+    """Say whether two registrations have the same essence, without making it."""
+    return _essentials(mine) == _essentials(theirs)
 
 
 def is_alike(mine: Registration, theirs: Registration) -> bool:
     """Say whether two registrations of an ID are the same to other nodes."""
-    return essence(mine) == essence(theirs) and (mine.follow or mine.digest == theirs.digest)
+    return has_essence_of(mine, theirs) and (mine.follow or mine.digest == theirs.digest)
 
 
 def shared_part(registration: Registration) -> Registration:
     """Return the registration without what holds for this node alone."""
     inspection = registration.inspection
-    if inspection is not None and inspection.adapter is not None:
+    if inspection is not None and inspection.adapter is not None and not _is_shared_already(inspection.adapter):
         adapter = dataclasses.replace(
             inspection.adapter,
             adapter_number=0,
@@ -128,6 +145,12 @@ def shared_part(registration: Registration) -> Registration:
         digest="" if registration.follow else registration.digest,
         files_digest="" if registration.follow or not registration.digest else registration.files_digest,
     )
+
+
+def _is_shared_already(adapter: AdapterInspection) -> bool:
+    is_bare = not adapter.adapter_number and adapter.base_check is BaseCheck.UNCHECKED
+    has_more = adapter.unmatched_module_names or any(name.startswith(_VOCABULARY) for name in adapter.features)
+    return is_bare and not has_more
 
 
 def to_value(revision: int, registration: Registration | None, now_seconds: int) -> bytes:
@@ -223,6 +246,13 @@ def to_write(change: Change, current: Shared | None) -> Change:
         return change
     pinned = dataclasses.replace(mine, digest=theirs.digest, files_digest=theirs.files_digest)
     return dataclasses.replace(change, registration=pinned)
+
+
+def older_text(revision: int, current: Shared) -> str:
+    """Say why what a node knew under a higher number than the store has does not hold."""
+    return (
+        f"the registry went back in time and on from there: it has number {current.revision}, here {revision} was known"
+    )
 
 
 def conflict_text(change: Change, current: Shared) -> str:

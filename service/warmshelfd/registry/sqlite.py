@@ -26,7 +26,8 @@ from warmshelf.types import Alias
 from warmshelfd import failpoints
 from warmshelfd.registry import aliases, uses
 from warmshelfd.registry.base import Registration, Registry
-from warmshelfd.registry.records import BadRecord, registration_from_json, registration_to_json
+from warmshelfd.registry.fields import BadRecord
+from warmshelfd.registry.records import registration_from_json, registration_to_json
 from warmshelfd.registry.sqlite_file import RegistryFile
 
 LOOK_SECONDS = 5.0
@@ -42,11 +43,12 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Work for the thread, and whom to tell."""
+    """Work for the thread, and whom to tell, on which event loop: who waits, or else who hears only of a failure."""
 
     work: _Work
     loop: asyncio.AbstractEventLoop
-    done: asyncio.Future[Any]
+    done: asyncio.Future[Any] | None = None
+    failed: Callable[[WarmshelfError], None] | None = None
 
 
 class SqliteRegistry(Registry):
@@ -122,12 +124,19 @@ class SqliteRegistry(Registry):
 
     async def _do(self, work: _Work) -> Any:
         """Let the thread do it, and wait until it is durable. Who stops waiting does not stop the work."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        self._queue(_Job(work, loop, done))
+        return await done
+
+    def begin(self, work: _Work, failed: Callable[[WarmshelfError], None]) -> None:
+        """Let the thread do it, in order with all else; nobody waits, ``failed`` is told if it cannot be done."""
+        self._queue(_Job(work, asyncio.get_running_loop(), failed=failed))
+
+    def _queue(self, job: _Job) -> None:
         if self._closed:
             raise Internal(f"registry {self._path} is closed")
-        loop = asyncio.get_running_loop()
-        job = _Job(work, loop, loop.create_future())
         self._jobs.put(job)
-        return await job.done
 
     # --- on the thread ------------------------------------------------------
 
@@ -218,20 +227,22 @@ def _in_one_transaction(connection: sqlite3.Connection, jobs: Sequence[_Job]) ->
 
 def _tell(jobs: Sequence[_Job], results: Sequence[Any] = (), error: WarmshelfError | None = None) -> None:
     """Tell all who wait on one event loop at once: to wake it takes longer than a job."""
-    for loop in {job.loop for job in jobs}:
-        ends = [(job.done, results[number] if results else None) for number, job in enumerate(jobs) if job.loop is loop]
+    asked = [(job, results[number] if results else None) for number, job in enumerate(jobs) if error or job.done]
+    for loop in {job.loop for job, _ in asked}:
         with suppress(RuntimeError):  # the loop was closed: nobody waits
-            loop.call_soon_threadsafe(_settle, ends, error)
+            loop.call_soon_threadsafe(_settle, [end for end in asked if end[0].loop is loop], error)
 
 
-def _settle(ends: Sequence[tuple[asyncio.Future[Any], Any]], error: WarmshelfError | None) -> None:
-    for done, result in ends:
-        if done.cancelled():
+def _settle(ends: Sequence[tuple[_Job, Any]], error: WarmshelfError | None) -> None:
+    for job, result in ends:
+        if error is not None and job.failed is not None:
+            job.failed(error)
+        if job.done is None or job.done.cancelled():
             continue
         if error is None:
-            done.set_result(result)
+            job.done.set_result(result)
         else:
-            done.set_exception(error)
+            job.done.set_exception(error)
 
 
 def _load_all(connection: sqlite3.Connection) -> list[Registration]:

@@ -7,13 +7,13 @@ removal to be published has a row that says so. Runs on the copy's thread.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warmshelfd.registry.base import Registration
 from warmshelfd.registry.records import registration_from_json
-from warmshelfd.registry.sqlite import Row, put_row
+from warmshelfd.registry.sqlite import Row, put_row, to_row
 
 TABLE = (
     "CREATE TABLE IF NOT EXISTS synced "
@@ -46,6 +46,10 @@ class Known:
     def is_removed(self) -> bool:
         """Whether this node removed the ID, which the store does not know yet."""
         return self.essence.startswith(REMOVED)
+
+    def pinned(self, digest: str) -> Known:
+        """Return it with this digest."""
+        return self if digest == self.digest else replace(self, digest=digest)
 
     @property
     def essence_seen(self) -> str:
@@ -85,6 +89,11 @@ def put_known(connection: sqlite3.Connection, row: Row, known: Known) -> None:
     """Keep a registration that is as the store has it, and that it is so."""
     put_row(connection, row)
     keep_known(connection, {row[0]: known})
+
+
+def put_heard(registration: Registration, known: Known) -> Callable[[sqlite3.Connection], None]:
+    """Return what keeps a registration that was read from the store, and makes its record not before then."""
+    return lambda connection: put_known(connection, to_row(registration, is_proven=True), known)
 
 
 def remove(connection: sqlite3.Connection, artifact_id: str, removed: Known) -> None:

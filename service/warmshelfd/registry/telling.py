@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from warmshelf.errors import Internal
+
+_STEP_COUNT = 10
+"""So much is done before the event loop turns: about a millisecond."""
+
+T = TypeVar("T")
 
 
 def tell_on(loop: Callable[[], asyncio.AbstractEventLoop | None], function: Callable[..., None]) -> Callable[..., None]:
@@ -31,6 +36,24 @@ def answer(asking: asyncio.Future[str] | None, text: str) -> bool:
     return is_waiting
 
 
+async def in_steps(
+    function: Callable[[T], Coroutine[Any, Any, None]], items: Sequence[T], is_free: Callable[[T], bool]
+) -> None:
+    """Do something with all, side by side; the event loop turns in between.
+
+    Where it waits for nobody (``is_free``) there is no task for it, which would cost more than all else.
+    """
+    tasks = []
+    for number, item in enumerate(items, 1):
+        if is_free(item):
+            await function(item)
+        else:
+            tasks.append(asyncio.ensure_future(function(item)))
+        if number % _STEP_COUNT == 0:
+            await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+
+
 class Numbers:
     """Numbers by name, and the largest there ever was. May be used by several threads."""
 
@@ -43,6 +66,12 @@ class Numbers:
         """Return a name's number; 0 if it has none."""
         with self._lock:
             return self._numbers.get(name, 0)
+
+    def set(self, name: str, number: int) -> None:
+        """Set one."""
+        with self._lock:
+            self._numbers[name] = number
+            self._newest = max(self._newest, number)
 
     def update(self, numbers: Mapping[str, int]) -> None:
         """Set some."""
