@@ -92,17 +92,14 @@ def test_a_thread_is_told_that_another_has_failed() -> None:
     assert told == [True]
 
 
-def test_two_long_extents_are_read_alone_and_a_short_one_with_its_neighbour() -> None:
+def test_a_long_extent_is_read_alone_and_short_ones_with_their_neighbours() -> None:
     long, short = ALONE_BYTES, 4096
-    sizes, extents, at = [long, long, short, long, short, short], [], 0
+    sizes, extents, at = [long, short, short, long, long, short], [], 0
     for size in sizes:
         extents.append(Extent(0, at, at, size))
         at += size + 8
-    assert [[extent.size for extent in group] for group in gathered(extents, 64)] == [
-        [long],
-        [long, short],
-        [long, short, short],
-    ]
+    groups = [[extent.size for extent in group] for group in gathered(extents, 64)]
+    assert groups == [[long], [short, short], [long], [long], [short]]
 
 
 @given(

@@ -73,19 +73,20 @@ ALONE_BYTES = BLOCK_BYTES
 def gathered(extents: Iterable[Extent], gap_bytes: int) -> Iterator[list[Extent]]:
     """Group extents that one read of a file brings in, with less than so much between them; 0 joins none.
 
-    Two that are long are not joined.
+    A long one stays alone.
     """
     group: list[Extent] = []
-    size = 0
     for extent in extents:
-        is_near = group and 0 <= _gap(group[-1], extent) < gap_bytes
-        if group and not (is_near and min(size, extent.size) < ALONE_BYTES):
+        if group and not (0 <= _gap(group[-1], extent) < gap_bytes and _are_short(group[-1], extent)):
             yield group
-            group, size = [], 0
+            group = []
         group.append(extent)
-        size += extent.size
     if group:
         yield group
+
+
+def _are_short(*extents: Extent) -> bool:
+    return all(extent.size < ALONE_BYTES for extent in extents)
 
 
 def _gap(one: Extent, other: Extent) -> int:
