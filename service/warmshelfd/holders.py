@@ -19,8 +19,11 @@ from contextlib import suppress
 
 UNSEEN = "a process that cannot be seen from here"
 
-_SIGN_READERS_MAX = 4096
-"""How often a sign can be read in all: the daemon accepts none of the connections, and the kernel keeps as many."""
+_SIGN_READERS_MAX = 64
+"""How often a sign can be read in all: the daemon accepts none of the connections, and the kernel keeps as many.
+
+Whoever connects may leave some 200 KiB with each.
+"""
 _CREDENTIALS = struct.Struct("iII")
 """What the kernel tells of a peer: process, user, group."""
 
@@ -59,14 +62,20 @@ def put_up_signs(port: int) -> list[socket.socket]:
     ours = _sockets_of("self")
     signs = []
     for inode in (inode for inode, _ in _listening(port) if inode in ours):
-        sign = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sign.bind(_sign(inode))
-            sign.listen(_SIGN_READERS_MAX)
-            signs.append(sign)
-        except OSError:  # somebody else has the name; then we are not named
-            sign.close()
+        with suppress(OSError):  # somebody else has the name, or there is no descriptor: then we are not named
+            signs.append(_put_up(_sign(inode)))
     return signs
+
+
+def _put_up(name: str) -> socket.socket:
+    sign = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sign.bind(name)
+        sign.listen(_SIGN_READERS_MAX)
+    except OSError:
+        sign.close()
+        raise
+    return sign
 
 
 def describe(pid: int) -> str:

@@ -338,28 +338,24 @@ class Leasing:
             yield Progress(load.phase, load.done_bytes, load.total_bytes, shelf.get(artifact_id))
             return
         if entry.state is not ArtifactState.READY:
-            async for step in self._watch(entry, until, priority):
+            async for step in self._watch(self._join(entry, priority), until, priority):
                 yield step
         artifact = shelf.get(artifact_id)
         yield Progress(LoadPhase.SEAL, artifact.size_bytes, artifact.size_bytes, artifact)
 
-    async def _watch(self, entry: Entry, until: float, priority: Priority) -> AsyncGenerator[Progress, None]:
-        load = self._join(entry, priority)
-        try:
-            while load.task is not None and not load.task.done() and time.monotonic() < until:
-                yield Progress(load.phase, load.done_bytes, load.total_bytes)
-                await asyncio.wait([load.task], timeout=min(_PROGRESS_SECONDS, max(until - time.monotonic(), 0)))
-            await self._landed(load, 0)
-        finally:
-            self._shelf.flights.leave(load)
-        async for step in self._watch_next(load, until, priority):
-            yield step
-
-    async def _watch_next(self, load: Load, until: float, priority: Priority) -> AsyncGenerator[Progress, None]:
-        """Watch the load of what an artifact was replaced by while an earlier load was under way, if it was."""
-        if load.is_replaced and (entry := self._shelf.catalog.get(load.artifact_id)).state not in RESIDENT:
-            async for step in self._watch(entry, until, priority):
-                yield step
+    async def _watch(self, load: Load, until: float, priority: Priority) -> AsyncGenerator[Progress, None]:
+        """Watch a load that was joined, and those of what its artifact is replaced by meanwhile; leave each."""
+        while True:
+            try:
+                while load.task is not None and not load.task.done() and time.monotonic() < until:
+                    yield Progress(load.phase, load.done_bytes, load.total_bytes)
+                    await asyncio.wait([load.task], timeout=min(_PROGRESS_SECONDS, max(until - time.monotonic(), 0)))
+                await self._landed(load, 0)
+            finally:
+                self._shelf.flights.leave(load)
+            if not load.is_replaced or (entry := self._shelf.catalog.get(load.artifact_id)).state in RESIDENT:
+                return
+            load = self._join(entry, priority)
 
     def _detach(self, entry: Entry, until: float, priority: Priority) -> Load:
         """Want a load in the place of a caller who has gone."""
@@ -371,13 +367,10 @@ class Leasing:
 
     async def _stay(self, load: Load, until: float, priority: Priority) -> None:
         try:
-            await self._landed(load, until)
-            async for _ in self._watch_next(load, until, priority):
+            async for _ in self._watch(load, until, priority):
                 pass
         except WarmshelfError as error:
             _log.warning("detached load of %s: %s", load.artifact_id, error)
-        finally:
-            self._shelf.flights.leave(load)
 
 
 # --- pure parts -------------------------------------------------------------

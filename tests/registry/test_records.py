@@ -221,3 +221,13 @@ def test_a_registration_larger_than_a_registry_keeps_is_refused_with_both_sizes(
         registration_to_json(large)
     assert caught.value.details["record_bytes_max"] == RECORD_BYTES_MAX
     assert int(caught.value.details["record_bytes"]) > RECORD_BYTES_MAX
+
+
+@pytest.mark.parametrize("key", ["inspection", "adapter_shapes"])
+def test_a_record_that_lacks_the_text_of_a_field_is_no_json_and_no_record(full: Registration, key: str) -> None:
+    record = json.loads(registration_to_json(full))
+    cut = registration_to_json(full).replace(json.dumps(record[key], separators=(",", ":")), "", 1)
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(cut)
+    with pytest.raises(BadRecord):
+        registration_from_json(cut)

@@ -79,3 +79,20 @@ async def test_nobody_waits_for_what_is_begun_but_it_is_in_order_and_its_failure
         assert await registry.run(names) == [b"a", b"b", b"c", b"d"]
     finally:
         await registry.close()
+
+
+async def test_who_stops_taking_up_leaves_nothing_running_behind() -> None:
+    begun: list[int] = []
+
+    async def take(number: int) -> None:
+        begun.append(number)
+        await asyncio.Event().wait()
+
+    taking = asyncio.ensure_future(in_steps(take, range(30), lambda _: False))
+    while not begun:
+        await asyncio.sleep(0)
+    taking.cancel()
+    with suppress(asyncio.CancelledError):
+        await taking
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}

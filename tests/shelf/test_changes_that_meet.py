@@ -91,6 +91,19 @@ async def test_who_waits_for_a_load_is_given_what_its_artifact_is_replaced_by(co
     assert len(detached) == 1
 
 
+async def test_who_waits_outlasts_any_number_of_replacements(core: InnerCore) -> None:
+    await core.register()
+    steps = core.leasing.progress("x", 60.0)
+    await anext(steps)
+    for number in range(600):
+        await core.register("ba"[number % 2], replace=True)
+        while core.shelf.flights.find("x") is None:
+            await anext(steps)
+    told = [step async for step in steps]
+    assert told[-1].artifact is not None
+    assert told[-1].artifact.state is ArtifactState.READY
+
+
 async def test_a_detached_load_goes_on_with_what_its_artifact_is_replaced_by(core: InnerCore) -> None:
     await core.register()
     assert len([step async for step in core.leasing.progress("x", 20.0, detach=True)]) == 1

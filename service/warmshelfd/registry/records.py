@@ -111,7 +111,7 @@ def _split(text: str) -> tuple[str, str, str]:
     head, mark, shapes = text.removesuffix("}").rpartition(_SHAPES_MARK)
     before, begin, rest = head.partition(_INSPECTION_MARK)
     inspection, end, after = rest.partition(_INSPECTION_END)
-    if not (mark and begin and end and text.endswith("}")):
+    if not (mark and begin and end and inspection and shapes and text.endswith("}")):
         return "", "", ""
     return f"{before}{begin}null{end}{after}{mark}null}}", inspection, shapes
 

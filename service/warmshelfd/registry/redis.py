@@ -108,14 +108,14 @@ class RedisRegistry(CopiedRegistry, HasSharedAliases):
         known, told = self._known.get(artifact_id), self._taking_up.get(artifact_id)
         if told is not None and has_essence_of(registration, told):  # if something newer was heard, that is ahead
             self._behind[artifact_id] = Known(1, essence(told))
-        if known is not None and told is not None and is_alike(registration, told):
+        told = told if told is not None and is_alike(registration, told) else None  # else it was made here meanwhile
+        if known is not None and told is not None:
             self._known[artifact_id] = known = known.pinned(told.digest)
         self._mark(artifact_id, registration)
         if known is None or artifact_id in self._dirty:
             await self._copy.put(registration)  # before anybody reads what to publish
-            return
-        # Both at once: should the process end in between, it would publish what others have changed.
-        if told is None or registration.generation:
+        elif told is None or registration.generation:
+            # Both at once: should the process end in between, it would publish what others have changed.
             row = to_row(registration, is_proven=told is not None)
             await self._copy.run(lambda connection: put_known(connection, row, known))
         else:  # the store has it too and no bytes hang on it here: nobody has to wait
@@ -307,7 +307,7 @@ class RedisRegistry(CopiedRegistry, HasSharedAliases):
             known, theirs = self._known.get(shared.artifact_id), shared.registration
             if known is None or known.revision <= shared.revision or self._is_ours(shared.artifact_id):
                 self._found([shared])
-            elif is_behind:
+            elif is_behind and not known.conflict and shared.artifact_id not in self._behind:  # else it is not had here
                 self._book.know(shared, digest=theirs.digest if theirs else "", is_dirty=True)
                 self._dirty[shared.artifact_id] = None
                 self._note(shared.artifact_id)

@@ -43,15 +43,20 @@ async def in_steps(
 
     Where it waits for nobody (``is_free``) there is no task for it, which would cost more than all else.
     """
-    tasks = []
-    for number, item in enumerate(items, 1):
-        if is_free(item):
-            await function(item)
-        else:
-            tasks.append(asyncio.ensure_future(function(item)))
-        if number % _STEP_COUNT == 0:
-            await asyncio.sleep(0)
-    await asyncio.gather(*tasks)
+    tasks: list[asyncio.Future[None]] = []
+    try:
+        for number, item in enumerate(items, 1):
+            if is_free(item):
+                await function(item)
+            else:
+                tasks.append(asyncio.ensure_future(function(item)))
+            if number % _STEP_COUNT == 0:
+                await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        raise
 
 
 class Numbers:
