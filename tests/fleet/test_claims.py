@@ -6,82 +6,27 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import redis
 
-from kit.fleet import Fleet, LightNode, Node
-from kit.metered import Metered
-from kit.models import pattern, safetensors_bytes
-from kit.processes import eventually, read_all
-from kit.scrape import HTTP, pages_of
-from kit.web import Web, serving
+from kit.fleet import Fleet, Node
+from kit.one_source import (
+    BYTES,
+    FILE,
+    HELD_AT,
+    PATIENCE_SECONDS,
+    QUICK,
+    Source,
+    a_source,
+    acquired,
+    nodes_of,
+    turns,
+)
+from kit.processes import eventually
+from kit.scrape import pages_of
 from kit.web_faults import Status
 from warmshelf.errors import SourceNotFound
-
-BYTES = 24 << 20
-FILE = "model.safetensors"
-PATIENCE_SECONDS = 2.0
-HELD_AT = 8 << 20
-QUICK = {
-    "neighbour_claim_seconds": str(PATIENCE_SECONDS),
-    "neighbour_bytes_per_second_min": "1MiB",
-    "source_stall_seconds": "30",
-    "source_read_threads": "4",
-    "neighbour_stall_seconds": "20",
-}
-
-
-class Source:
-    """A base on a web server that counts what it sends."""
-
-    def __init__(self, web: Web, size_bytes: int = BYTES) -> None:
-        self.data = pattern(1, size_bytes)
-        self.url = web.put("/base", {FILE: safetensors_bytes({"weight": ("U8", (size_bytes,), self.data)})}) + FILE
-        self.meter = Metered(FILE)
-        self.web = web
-        web.faults.append(self.meter)
-
-    @property
-    def reads(self) -> float:
-        """How often the whole of it was sent."""
-        return self.meter.sent_bytes / len(self.data)
-
-
-@contextmanager
-def a_source(size_bytes: int = BYTES) -> Iterator[Source]:
-    with serving() as web:
-        source = Source(web, size_bytes)
-        try:
-            yield source
-        finally:
-            source.meter.flow.set()
-
-
-def nodes_of(fleet: Fleet, source: Source, names: str, **settings: str) -> list[Node]:
-    """Start nodes that may take from each other, and know the base."""
-    config = fleet.root / "sources.toml"
-    config.write_text(f'[[source]]\nprefix = "{source.web.url}"\nallow_private = true\n')
-    for name in names:
-        node = fleet.node(begin=False, kind=LightNode)
-        node.options += ("--config", str(config), "--allow-source", source.web.url, "--node-name", name, *HTTP)
-        node.options += ("--advertise", "127.0.0.1", "--neighbours", "127.0.0.1/32")
-        node.begin(**(QUICK | settings))
-    with fleet.nodes[0].connect() as shelf:
-        shelf.register("acme/base", source=source.url)
-    fleet.agree("acme/base")
-    return fleet.nodes
-
-
-def acquired(node: Node) -> bytes:
-    """Acquire the base on a node; return its bytes."""
-    with node.connect() as shelf, shelf.acquire("acme/base", timeout=60) as lease:
-        return read_all(lease)["weight"]
-
-
-def turns(node: Node, outcome: str) -> float:
-    return pages_of(node).scrape()[f'warmshelf_source_turns_total{{outcome="{outcome}"}}']
 
 
 def from_neighbours(nodes: list[Node]) -> float:

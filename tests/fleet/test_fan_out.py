@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import redis
 
-from fleet.test_claims import Source, a_source
-from kit.fleet import Fleet, LightNode, Node
+from kit.fleet import Fleet, Node
 from kit.neighbour_faults import HoldsAllButTheFirst, claim
-from kit.processes import eventually, read_all
-from kit.scrape import HTTP, pages_of
+from kit.one_source import Source, a_source, acquired, begin_node
+from kit.processes import eventually
+from kit.scrape import pages_of
 
 NODES_COUNT = 8
 UPLOADS_MAX = 2
@@ -25,14 +25,8 @@ PATIENT = {
 
 def light_nodes(fleet: Fleet, source: Source) -> tuple[Node, list[Node]]:
     """Start a node that nobody is told how to reach, and those that take what they can from others."""
-    config = fleet.root / "sources.toml"
-    config.write_text(f'[[source]]\nprefix = "{source.web.url}"\nallow_private = true\n')
     for number in range(NODES_COUNT + 1):
-        node = fleet.node(begin=False, kind=LightNode)
-        node.options += ("--config", str(config), "--allow-source", source.web.url, "--node-name", f"n{number}", *HTTP)
-        if number:
-            node.options += ("--advertise", "127.0.0.1", "--neighbours", "127.0.0.1/32")
-        node.begin(**PATIENT)
+        begin_node(fleet, source, f"n{number}", can_be_reached=number > 0, **PATIENT)
     return fleet.nodes[0], fleet.nodes[1:]
 
 
@@ -45,24 +39,19 @@ def digest_on(node: Node) -> str:
         return shelf.get("acme/base").digest
 
 
-def taken(node: Node) -> bytes:
-    with node.connect() as shelf, shelf.acquire("acme/base", timeout=60) as lease:
-        return read_all(lease)["weight"]
-
-
 def test_of_eight_that_want_what_one_node_has_few_take_it_there_and_the_others_from_those(fleet: Fleet) -> None:
     with a_source(BYTES) as source, ThreadPoolExecutor(NODES_COUNT) as pool:
         origin, others = light_nodes(fleet, source)
         with origin.connect() as shelf:
             shelf.register("acme/base", source=source.url)
-        assert taken(origin) == source.data
+        assert acquired(origin) == source.data
         eventually(lambda: all(map(digest_on, fleet.nodes[:1])), "its digest is known")
         fleet.agree("acme/base")
         digest = digest_on(origin)
         eventually(lambda: {digest_on(node) for node in others} == {digest}, "all know its digest")
         with HoldsAllButTheFirst(origin.tcp_address) as between, redis.Redis(port=fleet.server.port) as client:
             claim(client, between.address, "acme/base", digest)
-            loads = [pool.submit(taken, node) for node in others]
+            loads = [pool.submit(acquired, node) for node in others]
             try:
                 there = NODES_COUNT - UPLOADS_MAX
                 eventually(

@@ -14,8 +14,8 @@ import redis
 
 import warmshelf
 from examples.lora_router import Choice, Router
-from fleet.test_claims import HELD_AT, PATIENCE_SECONDS, Source, a_source, acquired, nodes_of, turns
 from kit.fleet import Fleet, Node
+from kit.one_source import HELD_AT, PATIENCE_SECONDS, Source, a_source, acquired, nodes_of, turns
 from kit.processes import eventually
 
 
